@@ -233,6 +233,12 @@ class Request:
     repetition_penalty: float = 1.0
     """Divides positive and multiplies negative logits of tokens in the prompt or response so far (Keskar et al. 2019,
     arXiv:1909.05858)."""
+    frequency_penalty: float = 0.0
+    """Subtracted from the logit of a token for each time that it occurs in the response so far, as at OpenAI."""
+    presence_penalty: float = 0.0
+    """Subtracted from the logits of tokens that occur in the response so far, as at OpenAI."""
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    """Tokens and what is added to their logits."""
     min_tokens: int = 0
     """Minimum length of the response: `stop_token_ids` are not sampled before."""
     stop_token_ids: tuple[int, ...] = ()
@@ -245,6 +251,9 @@ class Request:
     """The conversation continues: keep the KV cache for the next request with this `id`."""
     top_logprobs: int = 0
     """Number of likeliest tokens to return at each position."""
+    prompt_logprobs: int | None = None
+    """Return the log-probs of the prompt's tokens, and this number of likeliest tokens at each of their positions; None
+    returns neither. Then `max_tokens` may be 0."""
     images: tuple[ImageInput, ...] = ()
     """The distinct images of the image tokens in `prompt`."""
 
@@ -265,11 +274,20 @@ TopLogprobs = tuple[tuple[int, float], ...]
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probs of the tokens of a prompt behind its first one, nats, at temperature 1."""
+
+    logprobs: tuple[float, ...]
+    top_logprobs: tuple[TopLogprobs, ...]
+    """The likeliest tokens at each position; empty if the request does not ask for them."""
+
+
+@dataclass(frozen=True, slots=True)
 class Generation:
     """Response of an engine to a `Request`.
 
     The log-probs, nats, are over the whole vocabulary at the sampling temperature (1 if greedy), before top-k, top-p,
-    min-p, the repetition penalty and structured outputs: as a learner computes them for the same tokens.
+    min-p, penalties, biases and structured outputs: as a learner computes them for the same tokens.
     """
 
     id: int
@@ -284,6 +302,8 @@ class Generation:
     """Why the engine failed, for `FinishReason.FAILED`."""
     top_logprobs: tuple[TopLogprobs, ...] = ()
     """The likeliest tokens at the position of each token; empty if the request does not ask for them."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """None if the request does not ask for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,7 +94,7 @@ def served(
         handler.close()
 
 
-def hf_engine(directory: Path, slots: int = 8) -> HfEngine:
+def hf_engine(directory: Path, slots: int = 8, **options: Any) -> HfEngine:
     tokenizer = load_tokenizer(directory)
     return HfEngine(
         load_model(directory),
@@ -102,4 +102,5 @@ def hf_engine(directory: Path, slots: int = 8) -> HfEngine:
         max_model_len=CONTEXT,
         detokenize=lambda tokens: tokenizer.decode(list(tokens)),
         grammars=GrammarCompiler(tokenizer, len(tokenizer)),
+        **options,
     )

@@ -38,6 +38,15 @@ def test_every_file_that_the_code_reads_is_in_the_wheel(wheel: Path) -> None:
     assert {str(file) for file in files if file.suffix in DATA | {".py"}} <= names
 
 
+def test_the_wheel_has_the_examples(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    tracked = subprocess.run(
+        ["git", "ls-files", "examples"], cwd=ROOT, check=True, capture_output=True, text=True
+    ).stdout
+    assert {f"quintet/{name}" for name in tracked.split()} <= names
+    assert not [name for name in names if "__pycache__" in name]
+
+
 def test_an_installed_wheel_trains_without_a_compiler(wheel: Path, tmp_path: Path) -> None:
     site = tmp_path / "site"
     pip("install", "--no-deps", "--target", site, wheel)
@@ -50,3 +59,6 @@ def test_an_installed_wheel_trains_without_a_compiler(wheel: Path, tmp_path: Pat
     command = [sys.executable, "-m", "quintet", "train", "small.yaml", "training.steps=1"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=240)
     assert (tmp_path / "runs/small/report.html").exists()
+    for words in (["plan", "examples/native/sokoban.yaml"], ["diagnose", "examples/native/stuck_run"]):
+        command = [sys.executable, "-m", "quintet", *words]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=60)

@@ -12,9 +12,9 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
-    ("relations", "expressions", "package_files", "loopback", "reward_sum"),
+    ("cache_directory", "relations", "expressions", "package_files", "loopback", "reward_sum"),
     ("errors", "hardware", "loading_lock", "records", "seeds", "trace"),
-    ("contained_files", "embodied_records"),
+    ("contained_files", "embodied_records", "file_formats"),
     ("registry",),
     ("sandbox", "kernels"),
     ("config",),

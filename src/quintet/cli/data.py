@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -120,7 +120,7 @@ def show(
     ] = False,
 ) -> None:
     """Show rows as a run reads them."""
-    _show(file, rows, key_value_pairs(options or []), model, masks=masks)
+    _show(file, rows, _data_keys(options), model, masks=masks)
 
 
 @app.command()
@@ -141,12 +141,17 @@ def check(
     from quintet.data.tasks.task import parse_options
     from quintet.rewards.ground_truths import check_rows
 
-    config = parse_options(DataConfig, {**key_value_pairs(options or []), "train_files": [file]}, "data")
+    config = parse_options(DataConfig, {**_data_keys(options), "train_files": [file]}, "data")
     rows, _ = open_rows(config.train_files, "FILE", config.cache_dir)
     reader = RowReader(config)
     prompt_rows = (reader.read(rows[number], number, rows.describe_row(number)) for number in range(len(rows)))
     count = check_rows(prompt_rows, RewardConfig(kind=verifier, function_arguments={}), math.inf)
     print(f"{count:,} of {len(rows):,} rows have a verifier, and a ground truth that it can compare with")
+
+
+def _data_keys(options: Sequence[str] | None) -> dict[str, Any]:
+    """Return keys of the section `data`, which may be written with or without its name."""
+    return {name.removeprefix("data."): value for name, value in key_value_pairs(options or []).items()}
 
 
 def _write_demonstrations(
@@ -203,6 +208,7 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None, 
     from quintet.cli.plan_table import page
     from quintet.config.native.data import DataConfig
     from quintet.data.prompt_source import open_rows
+    from quintet.data.row_forms import describe_form
     from quintet.data.tasks.task import parse_options
 
     config = parse_options(DataConfig, {**options, "train_files": [file]}, "data")
@@ -211,6 +217,7 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None, 
         from quintet.cli.loss_masks import iter_masks
 
         with page() as out:
+            out.print(Text(f"read as {describe_form(config, file_rows[0])}"))
             for line in iter_masks(file_rows, min(count, len(file_rows)), config, model):
                 out.print(line, soft_wrap=True)
         return
@@ -221,6 +228,7 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None, 
         table.add_row(*(Text(cell) for cell in cells))
     with page() as out:
         out.print(Text(f"{len(file_rows):,} rows, columns {', '.join(file_rows[0])}"))
+        out.print(Text(f"read as {describe_form(config, file_rows[0])}"))
         out.print(table)
 
 

@@ -6,12 +6,13 @@ import errno
 import importlib
 import os
 import sys
+import tempfile
 from typing import Annotated, Literal, NoReturn
 
 import typer
 
 from quintet import __version__
-from quintet.cli import check, data
+from quintet.cli import check, data, examples
 from quintet.cli.options import (
     Config,
     DialectName,
@@ -33,7 +34,7 @@ from quintet.cli.options import (
     with_release,
 )
 from quintet.cli.ranks import silence_other_ranks
-from quintet.cli.terminal_output import show_control_characters
+from quintet.cli.terminal_output import replace_unencodable_characters, show_control_characters
 from quintet.errors import UserError
 from quintet.runtime.signals import exit_on_second_signal
 from quintet.sandbox.seccomp import hide_memory
@@ -51,6 +52,7 @@ app = typer.Typer(
 
 app.add_typer(check.app, name="check")
 app.add_typer(data.app, name="data")
+app.add_typer(examples.app, name="examples")
 
 
 def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, options: RunOptions) -> NoReturn:
@@ -359,9 +361,14 @@ def _keep_script_arguments() -> None:
         sys.argv.insert(sys.argv.index("--"), "--")
 
 
+NO_HOME = "Could not determine home directory."
+"""Python's message for a path with ~ of a user that has no home."""
+
+
 def main() -> NoReturn:
     """Run the command line, hidden from other programs; a user error ends with one message and exit status 2."""
     hide_memory()
+    replace_unencodable_characters()
     show_control_characters()
     _limit_openmp_spinning()
     _keep_script_arguments()
@@ -376,7 +383,16 @@ def main() -> NoReturn:
         sys.exit(130)
     except BrokenPipeError:
         sys.exit(141)
+    except RuntimeError as error:
+        if str(error) != NO_HOME:
+            raise
+        print(f"quintet: {error} Write paths without ~, or set the environment variable HOME.", file=sys.stderr)
+        sys.exit(2)
     except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            place = f"cannot write {error.filename or tempfile.gettempdir()}"
+            print(f"quintet: disk full: {place}; free some space, or set TMPDIR to another disk", file=sys.stderr)
+            sys.exit(2)
         # a value that is taken for a path; which key it is of is not known here
         if error.errno != errno.ENAMETOOLONG:
             raise

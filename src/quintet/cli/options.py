@@ -11,6 +11,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from quintet.cli.completion import complete_config, complete_key
+from quintet.cli.example_files import with_installed_examples
 from quintet.cli.messages import warn
 from quintet.errors import ConfigError
 
@@ -69,7 +70,7 @@ def split(config: str | None, overrides: list[str] | None) -> tuple[str | None, 
     path, given = (None, [config, *remaining]) if config is not None and "=" in config else (config, remaining)
     for key, values in _repeated(given).items():
         warn(f"{key} is given {len(values)} times: {key}={values[-1]} counts, not {', '.join(values[:-1])}")
-    return path, given
+    return None if path is None else with_installed_examples(path), [*map(with_installed_examples, given)]
 
 
 def _repeated(overrides: Sequence[str]) -> dict[str, list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -21,6 +21,7 @@ from quintet.config.plan.row_counts import num_epochs
 from quintet.config.plan.run_plan import RunPlan, describe_run
 from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import ConfigProblem
+from quintet.errors import UserError
 
 WIDTH = 100
 MAX_NODE_COLUMNS = 4
@@ -86,12 +87,31 @@ def clean(text: str) -> str:
 
 def _print_run(out: Console, plan: RunPlan, release: str) -> None:
     run = describe_run(plan.config, plan.models) | ({"defaults": release} if release else {})
+    if "data" in run and (form := _form_of_rows(plan.config)):
+        run["data"] += f"; read as {form}"
     heading = Text(f"{run.pop('name')}  ", style="bold")
     out.print(heading.append(run.pop("kind"), style="not bold"))
     table = Table.grid(Column(style="dim"), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, line in run.items():
         table.add_row(f"  {name}", clean(line))
     out.print(table)
+
+
+def _form_of_rows(config: Experiment) -> str:
+    """Return the form of the first row that a run trains on; empty if its files are not here."""
+    from quintet.data.data_files import LOCAL_SCHEME
+    from quintet.data.prompt_source import open_rows
+    from quintet.data.row_forms import describe_form
+
+    data = config.data
+    if data is None or data.dataset_class is not None:
+        return ""
+    if any("://" in name.removeprefix(LOCAL_SCHEME) for name in data.train_files):
+        return ""
+    with suppress(UserError):  # reported by the check of the files
+        rows, _ = open_rows(data.train_files, "data.train_files", data.cache_dir)
+        return describe_form(data, rows[0]) if len(rows) else ""
+    return ""
 
 
 def numbers_table(rows: Iterable[Row]) -> Table:

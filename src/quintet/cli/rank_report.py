@@ -40,7 +40,7 @@ def write_rank_report(message: str, *, delay: int = 0) -> None:
     """
     if path := _error_file():
         error = {"message": message, "extraInfo": {"timestamp": str(int(time.time()) + delay)}}
-        path.write_text(json.dumps({"message": error}))
+        path.write_text(json.dumps({"message": error}), encoding="utf-8")
 
 
 def layout_of(config: Experiment) -> ProcessLayout:

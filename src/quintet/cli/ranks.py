@@ -42,7 +42,7 @@ def silence_other_ranks() -> Iterator[None]:
         yield
         return
     try:
-        with open(os.devnull, "w") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
+        with open(os.devnull, "w", encoding="utf-8") as devnull, redirect_stdout(devnull), redirect_stderr(devnull):
             yield
     except UserError as error:
         sys.exit(_print_late(error, rank.rank))

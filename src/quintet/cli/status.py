@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from quintet.cli.example_files import with_installed_examples
 from quintet.errors import MachineError, nearest
 from quintet.tracking.progress import duration
 from quintet.tracking.run_processes import ProcessRecord
@@ -43,7 +44,7 @@ def find_run(target: str, *, with_parents: bool = False) -> Path:
     Raises:
         MachineError: there is none.
     """
-    path = Path(target)
+    path = Path(with_installed_examples(target))
     for candidate in (path, RUNS / target):
         if is_run_directory(candidate) or (with_parents and find_runs(candidate)):
             return candidate

@@ -6,6 +6,7 @@ title, write to the clipboard, or answer as if the user had typed.
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 from typing import TextIO, cast
@@ -37,6 +38,13 @@ class TerminalStream:
         """Write `text`, and return the number of its characters."""
         self._stream.write(visible(text))
         return len(text)
+
+
+def replace_unencodable_characters() -> None:
+    """Let stdout and stderr write `?` for what their encoding does not have, in locales other than UTF-8."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+            stream.reconfigure(errors="replace")
 
 
 def show_control_characters() -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 import yaml
 
+from quintet import __version__
 from quintet.config.composed import ComposedConfig
 from quintet.config.schema import NAMED, documented_key, keys
 from quintet.config.yaml_reader import FLOAT
@@ -15,7 +16,8 @@ def dump_config(composed: ComposedConfig) -> str:
 
     Unsupported keys at their defaults are left out.
     """
-    lines = ["# Resolved configuration of this run. `quintet train THIS_FILE` runs it again."]
+    title = f"# Resolved configuration of this run, of Quintet {__version__}."
+    lines = [f"{title} `quintet train THIS_FILE` runs it again."]
     lines += [f"# Remark: {remark}" for remark in composed.remarks]
     unsupported = {key.name: key.default for key in keys() if key.requires and not key.is_section}
     tree = _without(composed.experiment.model_dump(mode="json"), unsupported, "")

@@ -85,7 +85,7 @@ def parse_conversation(
     reader = RowReader(config)
     images = reader.images(row, row_name, directory)
     variables = reader.template_variables(row, row_name)
-    if config.messages_key is not None:
+    if reader.messages_column(row) is not None:
         messages = reader.place_images(row, reader.conversation(row, row_name), row_name)
         return Conversation(messages, images=images, variables=variables)
     prompt, response = reader.prompt_and_reply(row, row_name)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from quintet.cache_directory import user_cache_directory
 from quintet.errors import ConfigError, MachineError, nearest
 
 LOCAL_SCHEME = "file://"
@@ -22,8 +23,7 @@ def cache_directory(configured: str | None) -> Path:
     """Return `data.cache_dir`, else `$XDG_CACHE_HOME/quintet`, else `~/.cache/quintet`, without creating it."""
     if configured is not None:
         return Path(configured).expanduser()
-    cache_home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(cache_home) if cache_home else Path.home() / ".cache") / "quintet"
+    return user_cache_directory()
 
 
 def resolve_files(names: Sequence[str], key: str, cache: Path) -> tuple[tuple[Path, ...], ...]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence, Sized
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +25,7 @@ from quintet.data.chat_messages import (
     parse_messages,
     parse_tools,
 )
+from quintet.data.row_forms import INSTRUCTION_COLUMN, messages_column, prompt_column
 from quintet.data.row_images import KEY as IMAGE_KEY
 from quintet.data.row_images import RowImage, image_error, row_images, with_placeholders
 from quintet.envs.env import IMAGE
@@ -63,7 +65,7 @@ class RowReader:
         ground_truth = self._truth(row, row_name)
         return PromptRow(
             id=number,
-            data_source=(self.domain(row) or "") if self._config.domains else self._source(row),
+            data_source=(self.domain(row, row_name) or "") if self._config.domains else self._source(row, row_name),
             messages=self.place_images(row, messages, row_name),
             ground_truth=ground_truth,
             extra=self._extra(row),
@@ -110,13 +112,17 @@ class RowReader:
             return None
         return cell if isinstance(cell, list | tuple) else [] if cell is None or cell == "" else [cell]
 
+    def messages_column(self, row: Mapping[str, Any]) -> str | None:
+        """Return the column of the whole conversation, see `row_forms.messages_column`."""
+        return messages_column(self._config, row)
+
     def conversation(self, row: Mapping[str, Any], row_name: str) -> tuple[Message, ...]:
-        """Return all messages in the column `data.messages_key`, after the configured system message.
+        """Return all messages of a row with a whole conversation, after the configured system message.
 
         Raises:
             ConfigError: the column has no messages.
         """
-        cell = Cell("data.messages_key", str(self._config.messages_key), row_name)
+        cell = Cell("data.messages_key", str(self.messages_column(row)), row_name)
         value = lookup(row, cell.column)
         parsed = parse_json(value) if isinstance(value, str) else value
         if isinstance(parsed, str) or parsed is MISSING or parsed is None:
@@ -136,12 +142,12 @@ class RowReader:
         Raises:
             ConfigError: a column is missing, or has an unexpected type.
         """
-        config = self._config
-        key = "prompt_key" if config.messages_key is None else "messages_key"
-        column = config.prompt_key if config.messages_key is None else config.messages_key
+        messages_column = self.messages_column(row)
+        key = "prompt_key" if messages_column is None else "messages_key"
+        column = messages_column or prompt_column(self._config, row)
         cell = Cell(f"data.{key}", column, row_name)
         value = parsed = _column(row, column, cell.key, row_name)
-        if config.messages_key is not None and isinstance(value, str):
+        if messages_column is not None and isinstance(value, str):
             parsed = parse_json(value)
         if isinstance(parsed, str):
             parsed = [{"role": "user", "content": f"{parsed}{_alpaca_input(row, cell)}"}]
@@ -209,16 +215,15 @@ class RowReader:
             raise cell.error(f"contains {type(value).__name__}", "a response is text, or a list of chat messages")
         return self._parse(value, cell, row, columnar=True)
 
-    def domain(self, row: Mapping[str, Any]) -> str | None:
+    def domain(self, row: Mapping[str, Any], row_name: str = "a row") -> str | None:
         """Return the domain of a row, None if it belongs to none."""
-        name = lookup(row, self._config.domain_key)
-        if name is MISSING or name is None:
-            return self._config.domain_of(self._source(row))
-        return str(name) if str(name) in self._config.domains else None
+        name = _name(row, "data.domain_key", self._config.domain_key, row_name)
+        if not name:
+            return self._config.domain_of(self._source(row, row_name))
+        return name if name in self._config.domains else None
 
-    def _source(self, row: Mapping[str, Any]) -> str:
-        value = lookup(row, self._config.source_key)
-        return "" if value is MISSING or value is None else str(value)
+    def _source(self, row: Mapping[str, Any], row_name: str) -> str:
+        return _name(row, "data.source_key", self._config.source_key, row_name)
 
     def _agent_loop(self, row: Mapping[str, Any], row_name: str) -> str | None:
         key, column = "data.agent_loop_key", self._config.agent_loop_key
@@ -246,12 +251,12 @@ class RowReader:
         """Return the mapping in the column, or without this column all columns that are not used otherwise."""
         value = lookup(row, self._config.extra_key)
         if value is MISSING:
-            return {name: value for name, value in row.items() if name not in self._used_columns()}
+            return {name: value for name, value in row.items() if name not in self._used_columns(row)}
         return dict(_mapping(value) or {})
 
-    def _used_columns(self) -> set[str]:
+    def _used_columns(self, row: Mapping[str, Any]) -> set[str]:
         config = self._config
-        columns = (config.prompt_key, config.messages_key, config.image_key)
+        columns = (prompt_column(config, row), self.messages_column(row), config.image_key)
         keys = (*columns, config.source_key, config.truth_key, config.response_key)
         return {key.partition(".")[0] for key in keys if key is not None}
 
@@ -263,6 +268,21 @@ def lookup(row: Mapping[str, Any], column: str) -> Any:
     head, dot, rest = column.partition(".")
     mapping = _mapping(row.get(head)) if dot else None
     return MISSING if mapping is None else lookup(mapping, rest)
+
+
+def _name(row: Mapping[str, Any], key: str, column: str, row_name: str) -> str:
+    """Return a name in a column, which may be a whole number; empty if there is none.
+
+    Raises:
+        ConfigError: the column contains anything else.
+    """
+    value = lookup(row, column)
+    if value is MISSING or value is None:
+        return ""
+    if isinstance(value, str) or (isinstance(value, Integral) and not isinstance(value, bool)):
+        return str(value)
+    problem = f"contains {value!r:.40} in this column"
+    raise _invalid_column(key, column, row_name, problem, "a name is text; name another column")
 
 
 def _column(row: Mapping[str, Any], column: str, key: str, row_name: str) -> Any:
@@ -294,7 +314,7 @@ def _alpaca_input(row: Mapping[str, Any], cell: Cell) -> str:
     Raises:
         ConfigError: the row has earlier turns.
     """
-    if cell.column != "instruction":
+    if cell.column != INSTRUCTION_COLUMN:
         return ""
     history = row.get(HISTORY_COLUMN)
     if history is not None and not (isinstance(history, Sized) and len(history) == 0):

@@ -10,8 +10,11 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
+
+from quintet.cache_directory import private_directories
 
 KERNELS_VARIABLE = "QUINTET_KERNELS"
 """Environment variable; `0` disables the kernels, and torch operations are used."""
@@ -40,52 +43,43 @@ def load_library(name: str = "decode") -> ctypes.CDLL | None:
         return None
     command = find_compiler()
     if command is None:
-        logger.info("no C++ compiler found: %s on the CPU falls back to slower torch operations", name)
-        return None
-    source = SOURCE_DIRECTORY / f"{name}.cpp"
-    path = _library_path(command, source)
-    try:
-        if not path.is_file():
-            _compile(command, source, path)
-        return ctypes.CDLL(str(path))
-    except (OSError, subprocess.SubprocessError) as error:
         logger.warning(
-            "cannot build the %s kernels, falling back to slower torch operations: %s", name, _error_line(error)
+            "no C++ compiler (%s): %s on the CPU falls back to slower torch operations", ", ".join(COMPILERS), name
         )
         return None
+    source = SOURCE_DIRECTORY / f"{name}.cpp"
+    file_name, reasons = _library_name(command, source), []
+    for directory in _directories():
+        path = directory / file_name
+        try:
+            if not path.is_file():
+                _compile(command, source, path)
+            return ctypes.CDLL(str(path))
+        except (OSError, subprocess.SubprocessError) as error:  # a full disk, or one from which no code may be loaded
+            reasons.append(f"{directory}: {_error_line(error)}")
+    logger.warning("cannot build the %s kernels, falling back to slower torch operations: %s", name, "; ".join(reasons))
+    return None
 
 
-def _library_path(command: str, source: Path) -> Path:
-    """Return the cache path, which depends on source, compiler, flags and processor."""
-    texts = [path.read_text() for path in (source, *sorted(SOURCE_DIRECTORY.glob("*.hpp")))]
+def _directories() -> Iterator[Path]:
+    """Yield directories in which the library may be: caches of the user, then one of this process."""
+    yield from private_directories()
+    with tempfile.TemporaryDirectory(prefix="quintet-kernels-") as directory:
+        yield Path(directory)
+
+
+def _library_name(command: str, source: Path) -> str:
+    """Return the file name, which depends on source, compiler, flags and processor."""
+    texts = [path.read_text(encoding="utf-8") for path in (source, *sorted(SOURCE_DIRECTORY.glob("*.hpp")))]
     parts = [*texts, command, str(FLAG_SETS), platform.machine(), _cpu_features()]
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
-    return _cache_directory() / f"{source.stem}-{digest}.so"
-
-
-def _cache_directory() -> Path:
-    """Return a directory that is owned by the user, or a temporary one."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    directory = root / "quintet"
-    try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_uid == os.getuid() and os.access(directory, os.W_OK):
-            return directory
-    except OSError:
-        # the home directory is not writable: use the library for this process only
-        pass
-    return _temporary_directory()
-
-
-@lru_cache(maxsize=1)
-def _temporary_directory() -> Path:
-    return Path(tempfile.mkdtemp(prefix="quintet-kernels-"))
+    return f"{source.stem}-{digest}.so"
 
 
 def _cpu_features() -> str:
     """Return the CPU's feature flags, since machines of several kinds may share a cache."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -117,5 +111,7 @@ def _run(*parts: str) -> None:
 
 
 def _error_line(error: Exception) -> str:
+    """Return the compiler's line with the error, or else its first."""
     stderr = getattr(error, "stderr", None)
-    return stderr.decode(errors="replace").strip().splitlines()[0] if stderr else str(error)
+    lines = stderr.decode(errors="replace").strip().splitlines() if stderr else [str(error)]
+    return next((line for line in lines if "error" in line.lower() or "No space" in line), lines[0])

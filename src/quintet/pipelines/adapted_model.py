@@ -67,7 +67,7 @@ def load_adapted_model(
     """
     from peft import PeftModel
 
-    task = json.loads((adapters / CONFIG_FILE).read_text()).get("task_type")
+    task = json.loads((adapters / CONFIG_FILE).read_text(encoding="utf-8")).get("task_type")
     if task not in GENERATIVE_TASKS:
         raise MachineError(f"the adapters at {adapters} have task_type {task}: only CAUSAL_LM can be exported")
     try:

@@ -177,11 +177,11 @@ class _Card:
     def write(self, directory: Path, origin: str, note: str = "") -> None:
         """Write card and record. `origin` is all that is known without a record; `note` is about the files."""
         if self.record is None:
-            (directory / CARD).write_text(plain_card(self.target, origin))
+            (directory / CARD).write_text(plain_card(self.target, origin), encoding="utf-8")
             return
         stored = _read(directory / "config.json")
         dtype = self.dtype or stored.get("dtype") or stored.get("torch_dtype") or "the dtype of the source"
-        (directory / CARD).write_text(training_card(self.record, str(dtype), self.target, note))
+        (directory / CARD).write_text(training_card(self.record, str(dtype), self.target, note), encoding="utf-8")
         write_record(directory, self.record)
 
 
@@ -262,7 +262,7 @@ def _convert(source: Path, target: Path, dtype: torch.dtype | None) -> None:
     if dtype is not None:
         name = str(dtype).removeprefix("torch.")
         (target / "config.json").write_text(
-            json.dumps(_with_dtype(_read(target / "config.json"), name), indent=2) + "\n"
+            json.dumps(_with_dtype(_read(target / "config.json"), name), indent=2) + "\n", encoding="utf-8"
         )
     if (target / INDEX).is_file():
         _change(target / INDEX, {"metadata": {"total_size": size}})
@@ -283,7 +283,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _change(path: Path, values: Mapping[str, Any]) -> None:
-    path.write_text(json.dumps({**_read(path), **values}, indent=2) + "\n")
+    path.write_text(json.dumps({**_read(path), **values}, indent=2) + "\n", encoding="utf-8")
 
 
 def _with_dtype(config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -29,6 +29,7 @@ from quintet.tracking.loggers import GENERATIONS_FILE, MetricLogger, build_logge
 from quintet.tracking.progress import Progress, build_progress
 from quintet.tracking.progress_file import RecordedProgress
 from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.run_facts import run_facts
 from quintet.training.checkpoint.async_save import AsyncCheckpointer, WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint
 from quintet.training.checkpoint.remote_store import RemoteStore
@@ -124,6 +125,8 @@ class Run:
                 name=stage.name or config.tracking.run_name or config.name,
                 project=stage.project or config.tracking.project or "quintet",
                 log_dir=Path(config.tracking.log_dir) if config.tracking.log_dir else None,
+                facts=run_facts(config),
+                started=time.time() - self.seconds,
             )
             self._logger = build_loggers(config.tracking.loggers if stage.loggers is None else stage.loggers, context)
         return self._logger

@@ -70,7 +70,7 @@ def without_paths(value: Any) -> Any:
 
 def write_record(directory: Path, record: TrainingRecord) -> None:
     """Write the record of the model in a directory."""
-    (directory / RECORD_FILE).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n")
+    (directory / RECORD_FILE).write_text(json.dumps(record, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def read_record(directory: Path) -> TrainingRecord | None:

@@ -363,7 +363,7 @@ def read_base_model_path(directory: Path) -> Path | None:
     if not path.is_file():
         return None
     try:
-        base_model = json.loads(path.read_text())["base_model_name_or_path"]
+        base_model = json.loads(path.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise MachineError(f"{path} does not name the base model of the adapters: {error!r}") from error
     return Path(str(base_model))

@@ -49,7 +49,7 @@ def stored_dtype(directory: str | Path | None, key: str) -> str:
     if not path.is_file():
         message = f"{key} = auto is the dtype of the run's initial model, and there is no {path}"
         raise MachineError(message, "restore that file; it is needed even if the run resumes from a checkpoint")
-    stored = json.loads(path.read_text())
+    stored = json.loads(path.read_text(encoding="utf-8"))
     dtype = str(stored.get("dtype") or stored.get("torch_dtype") or "float32")
     if dtype not in SUPPORTED_DTYPES:
         raise ConfigError(

@@ -146,7 +146,7 @@ class _MemorySampler:
 def resident_bytes() -> int:
     """Return the memory of this process that is in RAM; on other systems than Linux, its maximum so far."""
     try:
-        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        pages = int(Path("/proc/self/statm").read_text(encoding="utf-8").split()[1])
     except OSError:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     return pages * resource.getpagesize()

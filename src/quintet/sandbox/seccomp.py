@@ -73,7 +73,7 @@ that the C library falls back to the older calls."""
 
 def _allowed_system_calls() -> dict[str, dict[str, int]]:
     """Return the numbers of the system calls that are allowed with any arguments, by machine and name."""
-    lines = files("quintet.sandbox").joinpath("system_calls.txt").read_text().splitlines()
+    lines = files("quintet.sandbox").joinpath("system_calls.txt").read_text(encoding="utf-8").splitlines()
     rows = [line.split() for line in lines if not line.startswith("#")]
     machines = enumerate(ARCHITECTURES, 1)
     return {machine: {row[0]: int(row[i]) for row in rows if row[i] != "-"} for i, machine in machines}
@@ -250,7 +250,7 @@ def die_first_without_memory() -> None:
         # the file of a process with hidden memory belongs to root
         _prctl(DUMPABLE, 1)
         with suppress(OSError):
-            Path("/proc/self/oom_score_adj").write_text("1000")
+            Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")
         hide_memory()
 
 
@@ -276,7 +276,7 @@ def limit_threads(*, own_user: bool = False) -> None:
     these with `own_user`, a user of this process alone. Root in the first user namespace has no limit of threads.
     """
     if sys.platform == "linux":
-        others = 0 if own_user else int(Path("/proc/loadavg").read_text().split()[3].partition("/")[2])
+        others = 0 if own_user else int(Path("/proc/loadavg").read_text(encoding="utf-8").split()[3].partition("/")[2])
         bounds = {resource.RLIMIT_NPROC: MAX_THREADS + others, resource.RLIMIT_MEMLOCK: 0}
         _set_limits({**bounds, resource.RLIMIT_SIGPENDING: MAX_PENDING_SIGNALS})
 

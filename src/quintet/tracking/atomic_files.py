@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from safetensors import SafetensorError
-
 from quintet.errors import MachineError
 
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _FORBIDDEN = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NOT_A_DIRECTORY = frozenset({errno.ENOTDIR, errno.EEXIST})
 OUTPUT_KEY = "output_dir"
+TEMPORARY_KEY = "TMPDIR"
+"""Environment variable of the directory for temporary files."""
 
 
 @contextmanager
@@ -30,8 +30,8 @@ def translate_os_errors(path: Path | str, key: str = OUTPUT_KEY) -> Iterator[Non
         yield
     except OSError as error:
         raise _machine_error(Path(path), error, key) from error
-    except SafetensorError as error:
-        # safetensors reports the errno only in its message: "… (os error 28)"
+    except Exception as error:
+        # safetensors and tokenizers report the errno only in a message: "… (os error 28)"
         if number := re.search(r"os error (\d+)", str(error)):
             os_error = OSError(int(number[1]), os.strerror(int(number[1])))
             raise _machine_error(Path(path), os_error, key) from error
@@ -41,7 +41,8 @@ def translate_os_errors(path: Path | str, key: str = OUTPUT_KEY) -> Iterator[Non
 def _machine_error(path: Path, error: OSError, key: str) -> MachineError:
     if error.errno in _FULL:
         hint = "free some space, and the same command resumes from the last checkpoint"
-        return MachineError(f"disk full: cannot write {path}", f"{hint}; {key} on another disk starts a new run")
+        other = f"or set {key} to another disk" if key == TEMPORARY_KEY else f"{key} on another disk starts a new run"
+        return MachineError(f"disk full: cannot write {path}", f"{hint}; {other}")
     if error.errno in _FORBIDDEN:
         return MachineError(f"no permission to write {path} ({error.strerror})", writable_hint(key))
     if error.errno in _NOT_A_DIRECTORY:

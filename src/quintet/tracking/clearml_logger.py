@@ -8,6 +8,7 @@ from pathlib import Path
 
 from quintet.tracking.generations import COLUMNS, LoggedGeneration
 from quintet.tracking.logger import LoggerContext
+from quintet.tracking.run_facts import flat_facts
 
 
 class ClearmlLogger:
@@ -34,6 +35,7 @@ class ClearmlLogger:
             auto_connect_streams=False,
             auto_resource_monitoring=False,
         )
+        self._task.connect(dict(flat_facts(context.facts)), name="Configuration")
         self._logger = self._task.get_logger()
 
     def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from quintet.registry import Registry
 from quintet.tracking.atomic_files import OUTPUT_KEY
@@ -40,6 +41,12 @@ class LoggerContext:
     """Project name."""
     log_dir: Path | None = None
     """Directory of the files of loggers other than `jsonl`; None uses the run directory."""
+
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Configuration of the run, its kind, versions and commit, see `run_facts`."""
+    started: float = field(default_factory=time.time)
+    """Unix time at which a run without interruptions would have begun: a record's time is this plus its
+    `time_seconds`."""
 
     @property
     def files(self) -> Path:

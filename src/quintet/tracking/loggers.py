@@ -20,6 +20,7 @@ from quintet.tracking.generations import TABLE, GenerationLogger, LoggedGenerati
 from quintet.tracking.image_files import write_image
 from quintet.tracking.logger import LOCAL_LOGGERS, LOGGERS, Logger, LoggerContext, VideoLogger
 from quintet.tracking.metrics import describe
+from quintet.tracking.run_facts import flat_facts
 
 GENERATIONS_FILE = "generations.jsonl"
 
@@ -81,6 +82,12 @@ class TensorboardLogger:
         if context.resume_step is not None:
             start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
             self._add(step=context.resume_step + 1, session_log=start)
+        if context.facts:
+            from tensorboard.compat.proto.summary_pb2 import Summary
+
+            lines = (f"| {name} | {value} |" for name, value in flat_facts(context.facts))
+            table = _text_value("configuration", "\n".join(["| key | value |", "| --- | --- |", *lines]))
+            self._add(step=context.resume_step or 0, summary=Summary(value=[table]))
 
     def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.summary_pb2 import Summary

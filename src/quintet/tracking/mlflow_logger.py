@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from quintet.tracking.atomic_files import write_atomic
 from quintet.tracking.generations import LoggedGeneration
 from quintet.tracking.logger import LoggerContext
+from quintet.tracking.run_facts import flat_facts
 
 RUN_ID_FILE = "mlflow_id"
 """File in the run directory with the id of MLflow's run, so that a resumed run continues it."""
+MAX_PARAMETERS, MAX_PARAMETER_CHARACTERS = 100, 6000
+"""MLflow's limits of a request and of a value."""
 
 
 class MlflowLogger:
@@ -25,6 +28,7 @@ class MlflowLogger:
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
         from mlflow import MlflowClient
 
+        self._started = context.started
         folder = (context.files / "mlflow").resolve()
         folder.mkdir(parents=True, exist_ok=True)
         uri = os.environ.get("MLFLOW_TRACKING_URI")
@@ -44,15 +48,26 @@ class MlflowLogger:
             if experiment
             else self._client.create_experiment(context.project, artifact_location=artifacts)
         )
-        created = self._client.create_run(experiment_id, run_name=context.name)
+        started, tags = int(context.started * 1000), dict(context.facts.get("run", {}))
+        created = self._client.create_run(experiment_id, start_time=started, tags=tags, run_name=context.name)
         run_id = str(created.info.run_id)
+        self._log_parameters(run_id, context.facts)
         write_atomic(path, run_id.encode())
         return run_id
+
+    def _log_parameters(self, run_id: str, facts: Mapping[str, Any]) -> None:
+        """Log the configuration as parameters, by which MLflow's page filters."""
+        from mlflow.entities import Param
+
+        values = ((name, str(value)) for name, value in flat_facts(facts) if not name.startswith("run."))
+        parameters = [Param(_key(name), value[:MAX_PARAMETER_CHARACTERS]) for name, value in values]
+        for first in range(0, len(parameters), MAX_PARAMETERS):
+            self._client.log_batch(run_id, params=parameters[first : first + MAX_PARAMETERS])
 
     def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
-        milliseconds = int(time.time() * 1000)
+        milliseconds = int((self._started + time_seconds) * 1000)
         values = {**metrics, "time_seconds": time_seconds}
         records = [Metric(_key(name), value, milliseconds, step) for name, value in values.items()]
         # MLflow accepts 1,000 per request

@@ -5,8 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
+import logging
 import os
 import shutil
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +20,13 @@ from quintet.config.key_states import key_states
 from quintet.config.native.experiment import Experiment
 from quintet.contained_files import check_entries, read_contained
 from quintet.errors import MachineError
+from quintet.file_formats import check_format, format_fields
 from quintet.tracking.atomic_files import open_unlinked, translate_os_errors, writable_hint, write_atomic
-from quintet.tracking.run_processes import RunProcesses
+from quintet.tracking.run_processes import RunProcesses, process_exists
+
+logger = logging.getLogger(__name__)
+NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
+"""Errors of file systems that have no locks."""
 
 EPISODE_FOLDERS = ("trajectories", "images", "pictures", "videos")
 FINAL_WEIGHTS = ("model", "lora_adapter")
@@ -177,13 +184,16 @@ class RunDirectory:
 
     def write_state(self, status: Literal["running", "finished"], **details: Any) -> None:
         """Write the run state: `status` and further JSON values."""
-        self.write_text(self.state.name, json.dumps({"status": status, **details}, indent=2, sort_keys=True) + "\n")
+        self.write_text(
+            self.state.name,
+            json.dumps({"status": status, **format_fields(), **details}, indent=2, sort_keys=True) + "\n",
+        )
 
     def read_state(self) -> dict[str, Any]:
         """Return the state that `write_state` recorded, empty for a run that has not started.
 
         Raises:
-            MachineError: The file cannot be read or is not a run state.
+            MachineError: The file cannot be read, is not a run state, or has a newer format.
         """
         if not self.state.exists():
             return {}
@@ -195,6 +205,7 @@ class RunDirectory:
             state = None
         if not isinstance(state, dict):
             raise MachineError(f"{self.state} is not a run state", hint="remove the file, or choose another run `name`")
+        check_format(state, self.state)
         return state
 
     @contextmanager
@@ -207,10 +218,10 @@ class RunDirectory:
         path = self.path / name
         with translate_os_errors(path):
             descriptor = open_unlinked(str(path), os.O_RDWR | os.O_CREAT)
-        with os.fdopen(descriptor, "w") as file:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             _acquire(file.fileno(), path)
             file.truncate(0)
-            file.write(str(os.getpid()))
+            file.write(f"{os.getpid()} {socket.gethostname()}")
             file.flush()
             yield
 
@@ -228,8 +239,30 @@ def _acquire(descriptor: int, path: Path) -> None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            pid = path.read_text().strip()
-            raise MachineError(
-                f"{path.parent} is in use by another run" + (f" (process {pid})" if pid else ""),
-                hint="wait for that run, stop it, or choose another `name` for this one",
-            ) from None
+            raise _in_use(path) from None
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            _check_owner(path)
+
+
+def _check_owner(path: Path) -> None:
+    """Check that the process in a lock file has ended, on file systems without locks (some NFS, FUSE and Lustre).
+
+    Raises:
+        MachineError: it runs on this machine.
+    """
+    logger.warning(
+        "%s is on a file system without locks: a second run of this name on another machine is not noticed", path.parent
+    )
+    pid, _, host = path.read_text(encoding="utf-8").partition(" ")
+    if pid.isdecimal() and int(pid) != os.getpid() and host == socket.gethostname() and process_exists(int(pid)):
+        raise _in_use(path)
+
+
+def _in_use(path: Path) -> MachineError:
+    pid = path.read_text(encoding="utf-8").partition(" ")[0]
+    return MachineError(
+        f"{path.parent} is in use by another run" + (f" (process {pid})" if pid else ""),
+        hint="wait for that run, stop it, or choose another `name` for this one",
+    )

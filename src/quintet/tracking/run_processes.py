@@ -50,7 +50,10 @@ def process_namespace() -> str:
     """Return an identifier of the PID namespace: host, boot and container."""
     parts = [socket.gethostname()]
     with suppress(OSError):  # a system without /proc has no containers either
-        parts += [Path("/proc/sys/kernel/random/boot_id").read_text().strip(), os.readlink("/proc/self/ns/pid")]
+        parts += [
+            Path("/proc/sys/kernel/random/boot_id").read_text(encoding="utf-8").strip(),
+            os.readlink("/proc/self/ns/pid"),
+        ]
     return " ".join(parts)
 
 
@@ -107,11 +110,12 @@ class RunProcess:
         """Return the state of a local process."""
         stat = ProcessStat.of(self.pid)
         if stat is None or stat.letter == "Z" or stat.start_ticks != self.start_ticks:
-            return "running" if self.start_ticks is None and _exists(self.pid) else "ended"
+            return "running" if self.start_ticks is None and process_exists(self.pid) else "ended"
         return "suspended" if stat.letter in ("T", "t") else "running"
 
 
-def _exists(pid: int) -> bool:
+def process_exists(pid: int) -> bool:
+    """Return whether a process of this machine has that number."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -20,6 +20,7 @@ class SwanlabLogger:
         self._run = swanlab.init(
             project=context.project,
             name=context.name,
+            config=dict(context.facts),
             log_dir=str(context.files / "swanlab"),
             mode=None if _is_online() else "offline",
             settings=swanlab.Settings(

@@ -23,6 +23,7 @@ class TrackioLogger:
         self._run = trackio.init(
             project=context.project,
             name=context.name,
+            config=dict(context.facts),
             resume="allow" if is_resumed else "never",
             embed=False,
             auto_log_cpu=False,

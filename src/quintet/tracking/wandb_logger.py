@@ -33,6 +33,8 @@ class WandbLogger:
             dir=str(context.files),
             id=_run_id(directory, new_run=context.resume_step is None),
             resume="allow",
+            config=dict(context.facts),
+            job_type=context.facts.get("run", {}).get("kind"),
             **self._options(),
         )
 
@@ -95,7 +97,9 @@ def _is_online() -> bool:
     if os.environ.get("WANDB_MODE") or os.environ.get("WANDB_API_KEY"):
         return True
     netrc = Path(os.environ.get("NETRC") or Path.home() / ".netrc")
-    return os.access(netrc, os.R_OK) and netrc.is_file() and "wandb" in netrc.read_text(errors="replace")
+    return (
+        os.access(netrc, os.R_OK) and netrc.is_file() and "wandb" in netrc.read_text(errors="replace", encoding="utf-8")
+    )
 
 
 def _run_id(directory: Path, *, new_run: bool) -> str:

@@ -63,3 +63,12 @@ def _read(descriptor: int) -> bytes:
         return os.read(descriptor, 1 << 16)
     except OSError:
         return b""
+
+
+@pytest.mark.parametrize("arguments", [["plan"], ["list"]])
+def test_terminals_that_are_not_utf_8_show_other_characters_instead_of_an_error(arguments: list[str]) -> None:
+    env = {**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "PYTHONCOERCECLOCALE": "0"}
+    done = subprocess.run([sys.executable, "-m", "quintet", *arguments], env=env, capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert b"?" in done.stdout
+    assert done.stdout.isascii()

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from quintet.cache_directory import private_directories
 from quintet.kernels import build
 
 
@@ -37,12 +41,6 @@ def test_it_is_compiled_once_for_all_processes(tmp_path: Path, monkeypatch: pyte
     assert made.suffix == ".so"
 
 
-def test_without_a_compiler_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CXX", raising=False)
-    assert build.load_library() is None
-
-
 def test_they_can_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(build.KERNELS_VARIABLE, "0")
     assert build.load_library() is None
@@ -63,15 +61,67 @@ def test_flags_that_a_compiler_doesnt_know_are_left_out(tmp_path: Path, monkeypa
     assert build.load_library() is not None
 
 
-@pytest.mark.skipif(build.find_compiler() is None or os.getuid() == 0, reason="root may write everywhere")
-def test_a_home_that_cant_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "closed").mkdir(mode=0o500)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "closed"))
+needs_compiler = pytest.mark.skipif(build.find_compiler() is None, reason="no C++ compiler here")
+
+
+@needs_compiler
+@pytest.mark.parametrize("problem", ["full", "noexec"])
+def test_a_cache_on_a_bad_file_system_is_replaced_by_a_temporary_one_for_all_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, problem: str
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    bad = tmp_path / "cache/quintet"
+    compile_library, load = build._compile, ctypes.CDLL
+
+    def compiled(command: str, source: Path, path: Path) -> None:
+        if problem == "full" and path.parent == bad:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        compile_library(command, source, path)
+
+    def loaded(path: str) -> ctypes.CDLL:
+        if Path(path).parent == bad:
+            raise OSError("failed to map segment from shared object")
+        return load(path)
+
+    monkeypatch.setattr(build, "_compile", compiled)
+    monkeypatch.setattr(ctypes, "CDLL", loaded)
     assert build.load_library() is not None
+    (directory,) = tmp_path.glob("quintet-*")
+    assert [path.suffix for path in directory.iterdir()] == [".so"]
+    before = directory.stat().st_mtime_ns
+    build.load_library.cache_clear()
+    assert build.load_library() is not None
+    assert directory.stat().st_mtime_ns == before, "compiled again"
 
 
-def test_a_cache_of_somebody_else_isnt_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@needs_compiler
+def test_without_a_home_the_kernels_are_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("XDG_CACHE_HOME")
+
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", home)
+    assert build.load_library() is not None
+    assert [path.name for path in tmp_path.glob("quintet-*")] == [f"quintet-{os.getuid()}"]
+
+
+def test_a_cache_that_others_can_write_isnt_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What lies there would be run."""
-    (tmp_path / "cache" / "quintet").mkdir(parents=True)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    cache = tmp_path / "cache/quintet"
+    cache.mkdir(parents=True)
+    assert cache in private_directories()
+    cache.chmod(0o777)
+    assert cache not in private_directories()
+    cache.chmod(0o700)
     monkeypatch.setattr(os, "getuid", lambda: 987_654)
-    assert build._cache_directory() != tmp_path / "cache" / "quintet"
+    assert cache not in private_directories()
+
+
+def test_without_a_compiler_it_is_said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.delenv("CXX", raising=False)
+    assert build.load_library() is None
+    assert "no C++ compiler" in caplog.text

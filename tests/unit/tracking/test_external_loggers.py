@@ -46,6 +46,9 @@ def require(module: str, reason: str) -> None:
         pytest.skip(f"{module} is not installed: {reason}")
 
 
+FACTS = {"policy": {"preset": "grid-1m"}, "seed": 7, "run": {"kind": "reinforcement learning", "commit": "abc"}}
+
+
 def log_run(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Log two processes of a run to `directory/files`, and return that directory."""
     for variable in CREDENTIALS:
@@ -56,7 +59,10 @@ def log_run(name: str, directory: Path, monkeypatch: pytest.MonkeyPatch) -> Path
         file.add(PICTURE)
     notes = Notes()
     for resume_step in (None, 1):
-        context = LoggerContext(directory, "metrics.jsonl", resume_step, notes, "lake run", "mine", directory / "files")
+        files = directory / "files"
+        context = LoggerContext(
+            directory, "metrics.jsonl", resume_step, notes, "lake run", "mine", files, facts=FACTS, started=1000.0
+        )
         loggers = build_loggers([name], context)
         step = (resume_step or 0) + 1
         loggers.log(step, 0.5 * step, {METRIC: 0.25 * step, "actor/entropy": float("nan")})
@@ -95,6 +101,10 @@ def test_mlflow_continues_its_run_with_metrics_artifacts_and_videos(
     assert (run.info.run_name, run.info.status) == ("lake run", "FINISHED")
     history = [(each.step, each.value) for each in client.get_metric_history(run.info.run_id, METRIC)]
     assert history == [(1, 0.25), (2, 0.5)]
+    assert run.data.params == {"policy.preset": "grid-1m", "seed": "7"}
+    assert (run.data.tags["kind"], run.data.tags["commit"]) == ("reinforcement learning", "abc")
+    times = [each.timestamp for each in client.get_metric_history(run.info.run_id, METRIC)]
+    assert (run.info.start_time, times) == (1_000_000, [1_000_500, 1_001_000])
     (rows,) = (json.loads(path.read_text()) for path in files.glob("artifacts/**/val_step1.json"))
     assert rows == [
         {"input": generation.input, "output": generation.output, "score": generation.score}
@@ -127,6 +137,7 @@ def test_clearml_keeps_metrics_tables_images_and_videos(tmp_path: Path, monkeypa
         with zipfile.ZipFile(session) as archive:
             names += archive.namelist()
             text += archive.read("metrics.jsonl").decode()
+            assert json.loads(archive.read("task.json"))["hyperparams"]["Configuration"]["seed"]["value"] == "7"
     assert '"score/mean"' in text
     assert "Validation generations" in text
     assert "there" in text

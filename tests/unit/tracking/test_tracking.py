@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import io
 import json
 import math
 import os
+import socket
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,7 +19,7 @@ from rich.console import Console
 from quintet.config.compose import load_experiment
 from quintet.errors import MachineError
 from quintet.records import PROMPTS, FinishReason, Outcome, Trajectory, Turn
-from quintet.tracking.atomic_files import translate_os_errors, write_atomic
+from quintet.tracking.atomic_files import TEMPORARY_KEY, translate_os_errors, write_atomic
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import build_loggers, read_metrics, truncate
 from quintet.tracking.metrics import describe, markdown_table, without_timing
@@ -89,11 +92,13 @@ def test_not_a_number_is_written_as_null(tmp_path: Path) -> None:
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logger = build_loggers(["tensorboard"], LoggerContext(tmp_path))
+    logger = build_loggers(["tensorboard"], LoggerContext(tmp_path, facts={"policy": {"preset": "grid-1m"}}))
     for step in (1, 2):
         logger.log(step, 0.0, {"actor/entropy": step / 2})
     logger.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
+    (configuration,) = events.Tensors("configuration")
+    assert b"| policy.preset | grid-1m |" in configuration.tensor_proto.string_val[0]
     assert [(e.step, e.value) for e in events.Scalars("actor/entropy")] == [(1, 0.5), (2, 1.0)]
 
 
@@ -370,6 +375,35 @@ def test_files_are_written_atomically(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_os_errors_become_machine_errors_with_their_cause(code: int, message: str) -> None:
     with pytest.raises(MachineError, match=message), translate_os_errors(Path("/x")):
         raise OSError(code, os.strerror(code))
+
+
+def test_errors_of_libraries_that_name_the_os_error_in_a_message_are_read() -> None:
+    """tokenizers raises an Exception, safetensors an error of its own."""
+    full = pytest.raises(MachineError, match="disk full: cannot write /tmp")
+    with full as error, translate_os_errors("/tmp", TEMPORARY_KEY):
+        raise Exception("No space left on device (os error 28)")
+    assert "set TMPDIR to another disk" in str(error.value)
+    with pytest.raises(KeyError), translate_os_errors("/tmp"):
+        raise KeyError("a defect")
+
+
+def test_a_file_system_without_locks_does_not_prevent_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def flock(descriptor: int, operation: int) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    directory = RunDirectory(tmp_path)
+    with directory.lock():
+        assert "file system without locks" in caplog.text
+    with subprocess.Popen(["sleep", "60"]) as other:
+        (tmp_path / ".lock").write_text(f"{other.pid} {socket.gethostname()}")
+        with pytest.raises(MachineError, match=f"in use by another run .process {other.pid}"), directory.lock():
+            pass
+        other.kill()
+    with directory.lock():
+        pass
 
 
 def test_a_locked_run_directory_rejects_a_second_process(tmp_path: Path) -> None:

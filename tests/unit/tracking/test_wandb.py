@@ -21,7 +21,8 @@ def test_without_an_api_key_wandb_logs_offline_and_resumes(tmp_path: Path, monke
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     for resume_step in (None, 1):
-        context = LoggerContext(tmp_path, name="lake", project="mine", resume_step=resume_step)
+        facts = {"policy": {"preset": "grid-1m"}, "run": {"kind": "reinforcement learning"}}
+        context = LoggerContext(tmp_path, name="lake", project="mine", resume_step=resume_step, facts=facts)
         loggers = build_loggers(["wandb"], context)
         loggers.log(1, 0.5, {"critic/score/mean": 0.25})
         loggers.close()
@@ -29,7 +30,10 @@ def test_without_an_api_key_wandb_logs_offline_and_resumes(tmp_path: Path, monke
     identity = (tmp_path / "wandb_id").read_text()
     assert runs
     assert {path.name for path in runs} == {f"run-{identity}.wandb"}
-    assert b"critic/score/mean" in runs[0].read_bytes()
+    written = runs[0].read_bytes()
+    assert b"critic/score/mean" in written
+    assert b"grid-1m" in written
+    assert b"reinforcement learning" in written
 
 
 def test_generations_are_a_growing_table_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

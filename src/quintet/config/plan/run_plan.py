@@ -186,7 +186,7 @@ def _data_numbers(data: TrainingRows | None) -> dict[str, Any]:
 
 def describe_run(config: Experiment, models: Models) -> dict[str, str]:
     """Return name, kind, env, policy and algorithm as text."""
-    lines = {"name": config.name, "kind": _kind(config)}
+    lines = {"name": config.name, "kind": describe_kind(config)}
     if config.evaluation is not None:
         scorer = config.evaluation.function or "the verifier of each row's source"
         return lines | {"responses": config.evaluation.path, "scored by": scorer}
@@ -217,7 +217,8 @@ def _judge(domain: str, judge: JudgeConfig) -> str:
     return f"{name}{judge.server.path}, served by {judge.server.engine}{where}"
 
 
-def _kind(config: Experiment) -> str:
+def describe_kind(config: Experiment) -> str:
+    """Return the kind of a run in words, such as `reinforcement learning`."""
     if config.evaluation is not None:
         return "evaluation of stored answers"
     if config.generation is not None:

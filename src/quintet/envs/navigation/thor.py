@@ -127,7 +127,9 @@ def load_tasks(config: NavigationConfig) -> list[dict[str, Any]]:
     if config.thor_tasks is None:
         raise ConfigError("env.backend=ai2thor needs tasks", key="env.thor_tasks", value=None, hint=hint)
     try:
-        tasks: list[dict[str, Any]] = json.loads((Path(config.thor_tasks).expanduser() / name).read_text())["tasks"]
+        tasks: list[dict[str, Any]] = json.loads(
+            (Path(config.thor_tasks).expanduser() / name).read_text(encoding="utf-8")
+        )["tasks"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         message = f"env.thor_tasks = {config.thor_tasks!r} has no readable {name}: {error}"
         raise ConfigError(message, key="env.thor_tasks", value=config.thor_tasks, hint=hint) from error

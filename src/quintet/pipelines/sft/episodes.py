@@ -68,12 +68,12 @@ def _solve(env: RunEnv, episodes: SolvedEpisodesConfig, progress: Progress) -> P
     directory = Path(episodes.directory) / env.name
     settings_file = directory / SETTINGS_FILE
     settings = _settings(env, episodes)
-    if not settings_file.is_file() or settings_file.read_text() != settings:
+    if not settings_file.is_file() or settings_file.read_text(encoding="utf-8") != settings:
         _claim(directory, settings_file)
         progress.note(f"solving {episodes.episodes + episodes.validation_episodes:,} {env.name} episodes")
         with env_errors_under_key(env.key):
             _write_rows(env, episodes, directory)
-        write_atomically(settings_file, lambda path: path.write_text(settings))
+        write_atomically(settings_file, lambda path: path.write_text(settings, encoding="utf-8"))
     return directory
 
 
@@ -96,7 +96,7 @@ def _claim(directory: Path, settings_file: Path) -> None:
         check_directory(directory, dict.fromkeys(SPLITS, 1), overwrite=False)
     except MachineError as error:
         raise MachineError(error.message, f"set {KEY} to another directory, or remove that file") from error
-    write_atomically(settings_file, lambda path: path.write_text("{}"))
+    write_atomically(settings_file, lambda path: path.write_text("{}", encoding="utf-8"))
 
 
 def _write_rows(env: RunEnv, episodes: SolvedEpisodesConfig, directory: Path) -> None:

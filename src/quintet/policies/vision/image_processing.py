@@ -76,7 +76,7 @@ class ImageProcessor:
             "image_mean": self.mean,
             "image_std": self.std,
         }
-        (directory / PROCESSOR_FILES[0]).write_text(json.dumps(settings, indent=2))
+        (directory / PROCESSOR_FILES[0]).write_text(json.dumps(settings, indent=2), encoding="utf-8")
 
     @property
     def factor(self) -> int:
@@ -157,7 +157,7 @@ class ImageProcessor:
 def _read_settings(directory: Path) -> Mapping[str, Any]:
     for name in PROCESSOR_FILES:
         if (directory / name).is_file():
-            settings = json.loads((directory / name).read_text())
+            settings = json.loads((directory / name).read_text(encoding="utf-8"))
             nested = settings.get("image_processor", settings)
             if isinstance(nested, dict) and "patch_size" in nested:
                 return nested

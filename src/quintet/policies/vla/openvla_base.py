@@ -224,7 +224,7 @@ class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
         if self.prompts is not None:
             self.prompts.tokenizer.save_pretrained(directory)
         if self.config.norm_stats:
-            (directory / STATISTICS_FILE).write_text(json.dumps(self.config.norm_stats))
+            (directory / STATISTICS_FILE).write_text(json.dumps(self.config.norm_stats), encoding="utf-8")
         sizes = [[3, tower.image, tower.image] for tower in self.config.towers]
         processor = {
             "image_processor_type": "PrismaticImageProcessor",
@@ -235,7 +235,7 @@ class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
             "stds": self.config.image_stds,
             "use_fused_vision_backbone": len(sizes) > 1,
         }
-        (directory / PREPROCESSOR_FILE).write_text(json.dumps(processor))
+        (directory / PREPROCESSOR_FILE).write_text(json.dumps(processor), encoding="utf-8")
 
     def set_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Use a tokenizer for instructions."""

@@ -24,7 +24,7 @@ def read_json(path: Path) -> dict[str, Any]:
         MachineError: the file cannot be read, or contains something else.
     """
     try:
-        content = json.loads(path.read_text())
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise MachineError(f"cannot read {path}: {error}", "use a directory of an action policy") from error
     if not isinstance(content, dict):

@@ -170,6 +170,19 @@ def split_tool_calls(text: str, *, forced: bool = False, in_thought: bool = Fals
     return SplitResponse(content + rest, [*calls, *others], parser.num_malformed)
 
 
+def incomplete_call(text: str) -> ToolCall | None:
+    """Return the call that a text has begun, which starts behind `FORCED_START` and follows `call_schema`; None if its
+    name is incomplete. Its arguments are not JSON.
+
+    >>> incomplete_call('{"name": "move", "arguments": {"way": "le').arguments
+    '{"way": "le'
+    """
+    begun = _BEGUN_CALL.match(text)
+    if begun is None:
+        return None
+    return ToolCall(without_surrogates(json.loads(begun[1])), without_surrogates(begun[2] or ""))
+
+
 def split_after_calls(text: str) -> list[str]:
     """Split a text behind each tool call in it."""
     in_thought = any(part.closes_unopened_thought for part in _iter_parts(text, in_thought=False, is_last=True))
@@ -279,3 +292,4 @@ PROBE_TOOL: Final = {
 }
 _PROBE: Final = ToolCall("probe_call", '{"probe_argument": "a"}', "probe_question")
 _DECODER: Final = json.JSONDecoder()
+_BEGUN_CALL: Final = re.compile(r'\s*\{\s*"name"\s*:\s*("[^"\\]*")\s*(?:,\s*"arguments"\s*:\s*(.*))?', re.DOTALL)

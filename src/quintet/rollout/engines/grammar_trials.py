@@ -120,6 +120,6 @@ def _try(connection: socket.socket, tokenizer: Any, request: Mapping[str, str]) 
 
 def _memory_bytes() -> tuple[int, int]:
     """Return the address space and the resident memory of this process."""
-    pages = Path("/proc/self/statm").read_text().split()[:2]
+    pages = Path("/proc/self/statm").read_text(encoding="utf-8").split()[:2]
     address_space, resident = (int(count) * resource.getpagesize() for count in pages)
     return address_space, resident

@@ -160,7 +160,7 @@ def _save(
             plain = {name: weight.detach().cpu().clone() for name, weight in weights.items()}
             save_file(plain, directory / f"{side}.safetensors")
     table = None if differences is None else [asdict(difference) for difference in differences]
-    (directory / "differences.json").write_text(json.dumps(table, indent=1))
+    (directory / "differences.json").write_text(json.dumps(table, indent=1), encoding="utf-8")
 
 
 def _compare_logprobs(engine: Engine, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]]) -> float:

@@ -59,7 +59,7 @@ class RunSecret:
             for earlier in self.directory.glob("secret_*"):
                 with suppress(OSError):  # of another user, or no file; nobody asks for its name
                     earlier.unlink()
-            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as opened:
+            with open(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as opened:
                 _check_private(opened.fileno(), file)
                 opened.write(token)
         except OSError as error:

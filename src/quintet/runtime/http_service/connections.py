@@ -114,10 +114,11 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     @property
     def _has_large_body(self) -> bool:
-        """Whether a large body is being received."""
+        """Whether a large body, or one of unknown size, is being received."""
         if self._waits_for_head or not self.cycle.more_body:
             return False
-        return int(dict(self.headers).get(b"content-length", 0)) > limits.LARGE_BODY_BYTES
+        headers = dict(self.headers)
+        return b"transfer-encoding" in headers or int(headers.get(b"content-length", 0)) > limits.LARGE_BODY_BYTES
 
     def postpone(self, seconds: float) -> None:
         """Give the client more time."""

@@ -47,7 +47,10 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             if scope["path"].rstrip("/") not in self._open_paths:
-                self._address.authenticate(headers.get("authorization", ""), headers.get("host", ""))
+                # Anthropic's clients send the token in a header of its own
+                self._address.authenticate(
+                    headers.get("authorization") or headers.get("x-api-key", ""), headers.get("host", "")
+                )
             await self._app(scope, receive, send)
         except RequestError as error:
             response = json_response(self._error_body(error), error.status)
@@ -84,19 +87,52 @@ class RequestBodies:
             ClientDisconnect: the client has disconnected.
         """
         num_bytes = self._declared_bytes(request.headers)
-        client = client_host(request)
-        large_bytes = num_bytes if num_bytes > limits.LARGE_BODY_BYTES else 0
-        if large_bytes:
-            self._check_large_bytes(client)
-        self._large_bytes[client] += large_bytes
+        client, held = client_host(request), 0
+
+        def reserve(size: int) -> None:
+            nonlocal held
+            if size > max(held, limits.LARGE_BODY_BYTES):
+                self._check_large_bytes(client)
+                self._large_bytes[client] += size - held
+                held = size
+
         try:
-            yield await _receive_in_time(request, num_bytes)
+            yield await self._receive_in_time(request, num_bytes, reserve)
         finally:
-            self._large_bytes[client] -= large_bytes
+            self._large_bytes[client] -= held
             self._large_bytes += Counter()  # drops clients without large bodies
 
-    def _declared_bytes(self, headers: Mapping[str, str]) -> int:
-        """Return the size of the body.
+    async def _receive_in_time(self, request: Request, num_bytes: int | None, reserve: Callable[[int], None]) -> bytes:
+        """Return a body of that size; if it is None, of any size up to the maximum. `reserve` is called with the size
+        before so much is held. Raises as `receive`."""
+        maximum = self._max_bytes if num_bytes is None else num_bytes
+        reserve(num_bytes or 0)
+        body = bytearray()  # a list of parts takes twice the processor time: each part is memory that the kernel clears
+        start, seconds = asyncio.get_running_loop().time(), _body_seconds(num_bytes or 0)
+        try:
+            async with asyncio.timeout_at(start + seconds) as timeout:
+                async for part in request.stream():
+                    body += part
+                    if len(body) > maximum:
+                        raise self._too_large(num_bytes)
+                    if num_bytes is None:
+                        reserve(len(body))
+                        seconds = _body_seconds(len(body))
+                        timeout.reschedule(start + seconds)
+                return bytes(body)
+        except TimeoutError:
+            message = f"the body did not arrive within {seconds:.0f} seconds"
+            raise RequestError(message, status=408, code="timeout") from None
+
+    def _too_large(self, num_bytes: int | None) -> RequestError:
+        if num_bytes is not None:
+            return RequestError("the body is longer than its Content-Length", status=413, code="too_large")
+        return RequestError(
+            f"the body is larger than {self._max_bytes / (1 << 20):g} MiB", status=413, code="too_large"
+        )
+
+    def _declared_bytes(self, headers: Mapping[str, str]) -> int | None:
+        """Return the size of the body; None if it is sent in chunks.
 
         Raises:
             RequestError: it has none, or a wrong type, or is too long.
@@ -106,13 +142,16 @@ class RequestBodies:
             raise RequestError(message, status=415, code="unsupported_media_type")
         if headers.get("content-encoding", "identity") != "identity":
             raise RequestError("send the body uncompressed", status=415, code="unsupported_media_type")
+        is_chunked = headers.get("transfer-encoding", "").strip().lower() == "chunked"
         # a Transfer-Encoding would take precedence over the size that is checked
-        if "content-length" not in headers or "transfer-encoding" in headers:
-            raise RequestError("send a Content-Length", status=411, code="length_required")
+        if is_chunked == ("content-length" in headers) or ("transfer-encoding" in headers and not is_chunked):
+            message = "send a Content-Length, or chunks without one"
+            raise RequestError(message, status=411, code="length_required")
+        if is_chunked:
+            return None
         num_bytes = int(headers["content-length"])
         if num_bytes > self._max_bytes:
-            message = f"the body is larger than {self._max_bytes / (1 << 20):g} MiB"
-            raise RequestError(message, status=413, code="too_large")
+            raise self._too_large(None)
         return num_bytes
 
     def _check_large_bytes(self, client: str) -> None:
@@ -160,19 +199,6 @@ def media_type(headers: Mapping[str, str]) -> str:
     return headers.get("content-type", "").partition(";")[0].strip().lower()
 
 
-async def _receive_in_time(request: Request, num_bytes: int) -> bytes:
-    """Return a body of that size; raises as `RequestBodies.receive`."""
-    seconds = limits.BODY_SECONDS + num_bytes / limits.BODY_BYTES_PER_SECOND
-    try:
-        async with asyncio.timeout(seconds):
-            body = (
-                bytearray()
-            )  # a list of parts takes twice the processor time: each part is memory that the kernel clears
-            async for part in request.stream():
-                body += part
-                if len(body) > num_bytes:
-                    raise RequestError("the body is longer than its Content-Length", status=413, code="too_large")
-            return bytes(body)
-    except TimeoutError:
-        message = f"the body did not arrive within {seconds:.0f} seconds"
-        raise RequestError(message, status=408, code="timeout") from None
+def _body_seconds(num_bytes: int) -> float:
+    """Return the time in which a client has to send so much of a body."""
+    return limits.BODY_SECONDS + num_bytes / limits.BODY_BYTES_PER_SECOND

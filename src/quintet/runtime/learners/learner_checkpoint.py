@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.tracking import CheckpointConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, read_adapters, save_adapters
 from quintet.policies.model_loading import load_model
@@ -194,7 +195,8 @@ def contents_to_load(checkpoint: Checkpoint, requested: Collection[str] | None) 
     Raises:
         ConfigError: a requested content is not in the checkpoint.
     """
-    saved = checkpoint.state["contents"]
+    # checkpoints of earlier versions have all contents, and do not list them
+    saved = checkpoint.state.get("contents", CheckpointConfig.model_fields["contents"].default)
     available = tuple(dict.fromkeys((*saved, HF_MODEL)))
     if requested is None:
         return tuple(saved) if MODEL_STEM in saved else available

@@ -22,18 +22,25 @@ from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.http_service.request_guard import RequestBodies, client_host, json_response
 from quintet.runtime.http_service.turns import FairSemaphore, Turns
 from quintet.runtime.memory import return_freed_memory
+from quintet.runtime.serving.messages_api.reply import MessagesError, read_messages
+from quintet.runtime.serving.messages_api.schema import MessagesBody
 from quintet.runtime.serving.request_handler import PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import (
     ChatBody,
+    CompletedBody,
     CompletionBody,
+    DetokenizeBody,
     GenerateBody,
     OpenAiBody,
     RewardBody,
+    TokenizeBody,
+    load_json,
     parse,
+    validate,
 )
-from quintet.runtime.serving.responses import EventStream, completion_body, generate_body, load_status_body, models_body
+from quintet.runtime.serving.responses import CompletionReply, Reply, load_status_body, model_body
+from quintet.runtime.serving.responses_api.reply import read_responses
 
-CompletedBody = ChatBody | CompletionBody | GenerateBody
 Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a function in another thread, and returns its result."""
 MAX_LARGE_BYTES_PER_CLIENT = 128 << 20
@@ -44,6 +51,8 @@ engine's thread needs, too."""
 NUM_STREAM_UPDATES = 2
 """Number of streams whose next events are computed at the same time."""
 SESSION_HEADER = "x-quintet-session"
+MODEL_PATH = "/v1/models/"
+MESSAGES_PATH, COUNT_TOKENS_PATH = "/v1/messages", "/v1/messages/count_tokens"
 SESSION_PATH = re.compile(r"/sessions/([^/]+)(/.*)?")
 
 
@@ -68,21 +77,27 @@ class ServingApp:
             return
         request = Request(scope, receive)
         path = scope["path"].rstrip("/") or "/"
-        if path == "/health" and request.method == "GET":
-            await self._health()(scope, receive, send)
-            return
         session = request.headers.get(SESSION_HEADER, "")
         if match := SESSION_PATH.fullmatch(path):
             session, path = match[1], match[2] or "/session"
+        if path.startswith(MODEL_PATH):
+            session, path = path.removeprefix(MODEL_PATH), MODEL_PATH
         route = _ROUTES.get(path)
         is_hidden = path in _CONTROL_ROUTES and not self._handler.can_sleep
         if route is None or is_hidden or (path in _SESSION_ROUTES and not session):
             raise RequestError(f"unknown path {path}", status=404, code="not_found")
-        if request.method not in route:
+        if request.method == "OPTIONS":
+            methods = [*route, *(["HEAD"] if "GET" in route else []), "OPTIONS"]
+            await Response(None, 204, {"Allow": ", ".join(methods)})(scope, receive, send)
+            return
+        respond = route.get("GET" if request.method == "HEAD" else request.method)
+        if respond is None:
             raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
         try:
-            await (await route[request.method](self, request, session))(scope, receive, send)
-        except (RequestError, ClientDisconnect):
+            await (await respond(self, request, session))(scope, receive, send)
+        except RequestError as error:
+            raise MessagesError.of(error) if path.startswith(MESSAGES_PATH) else error from error
+        except ClientDisconnect:
             raise
         except Exception as error:  # a defect or a refused value must be a reply, not the end of the connection
             raise _request_error(error) from error
@@ -101,7 +116,7 @@ class ServingApp:
                 del data
                 return_freed_memory()
 
-    def _health(self) -> Response:
+    async def _health(self, _: Request, __: str) -> Response:
         engine_error = self._handler.engine.error
         if engine_error is not None:
             message = f"the engine has died: {engine_error}"
@@ -109,7 +124,11 @@ class ServingApp:
         return json_response({"status": "ok"})
 
     async def _models(self, _: Request, __: str) -> Response:
-        return json_response(models_body(self._handler))
+        return json_response({"object": "list", "data": [model_body(self._handler)]})
+
+    async def _model(self, _: Request, name: str) -> Response:
+        self._handler.check_model(name)
+        return json_response(model_body(self._handler))
 
     async def _set_asleep(self, request: Request, _: str, *, asleep: bool) -> Response:
         def change(engine: Engine) -> None:
@@ -119,13 +138,13 @@ class ServingApp:
         return json_response({"asleep": asleep})
 
     async def _load(self, _: Request, __: str) -> Response:
-        return json_response(load_status_body(self._handler.engine))
+        return json_response(load_status_body(self._handler))
 
     async def _sessions(self, _: Request, __: str) -> Response:
-        return json_response({"sessions": self._handler.sessions()})
+        return json_response({"sessions": self._handler.sessions.counts()})
 
     async def _session(self, request: Request, session: str) -> ASGIApp:
-        client, exchanges = client_host(request), self._handler.session(session).exchanges
+        client, exchanges = client_host(request), self._handler.sessions.get(session).exchanges
 
         async def respond(_: Scope, __: Receive, send: Send) -> None:
             await _start(send, b"application/jsonl")
@@ -137,62 +156,80 @@ class ServingApp:
         return respond
 
     async def _end_session(self, _: Request, session: str) -> Response:
-        self._handler.end_session(session)
+        self._handler.sessions.remove(session)
         return json_response({"deleted": session})
 
     async def _reward(self, request: Request, session: str) -> Response:
         async with self._receive(request) as (data, compute):
             body = await compute(partial(parse, RewardBody, data))
-        self._handler.session(session).reward(body.reward)
+        self._handler.sessions.get(session).reward(body.reward)
         return json_response({"rewarded": session})
 
-    async def _complete(self, request: Request, session_name: str, *, kind: type[CompletedBody]) -> ASGIApp:
+    async def _tokenize(self, request: Request, _: str) -> Response:
+        async with self._receive(request) as (data, compute):
+            return json_response(await compute(lambda: self._handler.tokenize(parse(TokenizeBody, data))))
+
+    async def _count_tokens(self, request: Request, _: str) -> Response:
+        def count(data: bytes) -> int:
+            # a request has a limit, but not the question for its length
+            return len(self._handler.chat_tokens(validate(MessagesBody, {"max_tokens": 1} | load_json(data)).to_chat()))
+
+        async with self._receive(request) as (data, compute):
+            return json_response({"input_tokens": await compute(partial(count, data))})
+
+    async def _detokenize(self, request: Request, _: str) -> Response:
+        async with self._receive(request) as (data, compute):
+            return json_response(await compute(lambda: self._handler.detokenize(parse(DetokenizeBody, data))))
+
+    async def _complete(self, request: Request, session_name: str, *, read: Callable[[bytes], Reply]) -> ASGIApp:
         """Submit a request to the engine."""
         updates, client, handler = _Updates(), client_host(request), self._handler
 
-        def submit(body: CompletedBody) -> PendingCompletion:
-            return handler.begin(body, session_name, client, updates.notify)
+        def submit(reply: Reply) -> PendingCompletion:
+            try:
+                return handler.begin(reply.body, session_name, client, updates.notify)
+            except RequestError as error:
+                raise reply.refusal(error) from error
 
-        def begin(data: bytes) -> PendingCompletion | CompletedBody:
-            body = parse(kind, data)
-            return body if handler.needs_compilation(body) else submit(body)
+        def begin(data: bytes) -> tuple[Reply, PendingCompletion | None]:
+            reply = read(data)
+            return reply, None if handler.needs_compilation(reply.body) else submit(reply)
 
         async with self._receive(request) as (data, compute):
-            job = await compute(partial(begin, data))
+            reply, job = await compute(partial(begin, data))
             del data
-            if not isinstance(job, PendingCompletion):
+            if job is None:
                 # takes up to seconds, in a process of its own: others need not wait for it
-                compilation = partial(handler.compile_format, job)
+                compilation = partial(handler.compile_format, reply.body)
                 grammar = await self._turns.compute(client, compilation, semaphore=self._compilations)
-                job = await compute(partial(submit, job))
+                job = await compute(partial(submit, reply))
                 del grammar  # held until the request holds it
-        return partial(self._respond, job, updates)
+        return partial(self._respond, reply, job, updates)
 
     async def _respond(
-        self, job: PendingCompletion, updates: _Updates, scope: Scope, receive: Receive, send: Send
+        self, reply: Reply, job: PendingCompletion, updates: _Updates, scope: Scope, receive: Receive, send: Send
     ) -> None:
         """Send the completion of a request, or abort it if the client disconnects."""
         watch = asyncio.create_task(updates.watch(receive))
         try:
             if isinstance(job.body, OpenAiBody) and job.body.stream:
-                await self._stream(job, updates, send)
+                await self._stream(reply, job, updates, send)
                 return
             while not job.pending.done:
                 await updates.wait()
-            body = await self._turns.compute(job.pending.client, lambda: self._response_body(job))
+            body = await self._turns.compute(job.pending.client, lambda: self._response_body(reply, job))
             await json_response(body)(scope, receive, send)
         finally:
             watch.cancel()
             self._handler.end(job)
 
-    def _response_body(self, job: PendingCompletion) -> Mapping[str, Any]:
+    def _response_body(self, reply: Reply, job: PendingCompletion) -> Mapping[str, Any]:
         finished = [generation for generation in job.pending.generations if generation is not None]
         choices = [self._handler.choice(job, index, generation) for index, generation in enumerate(finished)]
         self._handler.record(job, choices)
-        is_openai = isinstance(job.body, OpenAiBody)
-        return completion_body(self._handler, job, choices) if is_openai else generate_body(choices[0])
+        return reply.whole(self._handler, job, choices)
 
-    async def _stream(self, job: PendingCompletion, updates: _Updates, send: Send) -> None:
+    async def _stream(self, reply: Reply, job: PendingCompletion, updates: _Updates, send: Send) -> None:
         """Send server-sent events; an error is the last one."""
 
         async def send_events(events: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
@@ -205,9 +242,8 @@ class ServingApp:
         await _start(send, b"text/event-stream")
         try:
             stream = await self._turns.compute(
-                job.pending.client, partial(EventStream, self._handler, job), semaphore=self._streams
+                job.pending.client, partial(reply.stream, self._handler, job), semaphore=self._streams
             )
-            await send_events(stream.first)
             while not job.pending.done:
                 await send_events(stream.update)
                 await updates.wait()
@@ -216,9 +252,9 @@ class ServingApp:
         except ClientDisconnect:
             raise
         except Exception as error:  # noqa: BLE001 - any error becomes the last event, and is logged
-            await send({"type": "http.response.body", "body": _event(_request_error(error).body())})
+            await send({"type": "http.response.body", "body": _event(reply.error(_request_error(error)))})
             return
-        await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+        await send({"type": "http.response.body", "body": reply.stream_end})
 
 
 class _Updates:
@@ -277,15 +313,28 @@ async def _send_part(send: Send, data: bytes) -> None:
 
 
 def _event(message: Mapping[str, Any]) -> bytes:
-    return f"data: {json.dumps(message)}\n\n".encode()
+    """Return a server-sent event, with its type if it has one."""
+    kind = f"event: {message['type']}\n" if "type" in message else ""
+    return f"{kind}data: {json.dumps(message)}\n\n".encode()
+
+
+def _read_completion(data: bytes, *, kind: type[CompletedBody]) -> Reply:
+    return CompletionReply(parse(kind, data))
 
 
 Route = Mapping[str, Callable[[ServingApp, Request, str], Awaitable[ASGIApp]]]
 _ROUTES: Mapping[str, Route] = {
+    "/health": {"GET": ServingApp._health},
     "/v1/models": {"GET": ServingApp._models},
-    "/v1/chat/completions": {"POST": partial(ServingApp._complete, kind=ChatBody)},
-    "/v1/completions": {"POST": partial(ServingApp._complete, kind=CompletionBody)},
-    "/generate": {"POST": partial(ServingApp._complete, kind=GenerateBody)},
+    MODEL_PATH: {"GET": ServingApp._model},
+    "/v1/chat/completions": {"POST": partial(ServingApp._complete, read=partial(_read_completion, kind=ChatBody))},
+    "/v1/completions": {"POST": partial(ServingApp._complete, read=partial(_read_completion, kind=CompletionBody))},
+    "/v1/responses": {"POST": partial(ServingApp._complete, read=read_responses)},
+    MESSAGES_PATH: {"POST": partial(ServingApp._complete, read=read_messages)},
+    COUNT_TOKENS_PATH: {"POST": ServingApp._count_tokens},
+    "/generate": {"POST": partial(ServingApp._complete, read=partial(_read_completion, kind=GenerateBody))},
+    "/tokenize": {"POST": ServingApp._tokenize},
+    "/detokenize": {"POST": ServingApp._detokenize},
     "/load": {"GET": ServingApp._load},
     "/sessions": {"GET": ServingApp._sessions},
     "/session": {"GET": ServingApp._session, "DELETE": ServingApp._end_session},

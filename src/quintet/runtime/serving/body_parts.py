@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, MutableMapping
+from contextlib import suppress
 from itertools import repeat
-from typing import Annotated, Any, Literal, Self, cast
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, ValidationInfo, model_validator
 
 from quintet.envs.env import IMAGE
 from quintet.records import StructuredOutput
@@ -17,16 +18,56 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 
 
 class Part(BaseModel):
-    """Base of bodies and their parts: unknown fields and values of other types are rejected."""
+    """Base of bodies and their parts: unknown fields and values of other types are rejected. A field that is null is
+    one that is not set."""
+
+    NO_EFFECT: ClassVar[Mapping[str, str]] = {}
+    """Fields that are accepted with any value although they have no effect here, with the reason."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_unset(cls, fields: Any, info: ValidationInfo) -> Any:
+        """Drop fields that are null, and those without an effect, which are noted in `info.context`."""
+        if not isinstance(fields, dict):
+            return fields
+        ignored = [name for name in cls.NO_EFFECT if fields.get(name) is not None]
+        note_ignored(info, ignored)
+        return {
+            name: value for name, value in fields.items() if value is not None and (not ignored or name not in ignored)
+        }
+
+
+class RequestBody(Part):
+    """Base of bodies, which know their fields without an effect."""
+
+    _ignored: dict[str, None] = PrivateAttr(default_factory=dict)
+
+    @property
+    def ignored(self) -> dict[str, None]:
+        """Fields of the request that have no effect here, in their order."""
+        return self._ignored
+
+
+def note_ignored(info: ValidationInfo, names: Iterable[str]) -> None:
+    """Add fields without an effect to the context of a validation, if it has one."""
+    if isinstance(info.context, MutableMapping):
+        info.context.update(dict.fromkeys(names))
+
+
+CACHE_HINTS: Mapping[str, str] = {"cache_control": "prefixes are reused without it"}
 
 
 class StreamOptions(Part):
     """Options of a stream."""
 
+    NO_EFFECT = {"include_obfuscation": "events are not padded"}
+
     include_usage: bool = False
     """Send token counts in a final event."""
+    continuous_usage_stats: bool = False
+    """Send the token counts so far in each event."""
 
 
 class JsonSchema(Part):
@@ -83,8 +124,22 @@ class StructuredOutputs(Part):
 class TextPart(Part):
     """Text part of a message."""
 
+    NO_EFFECT = CACHE_HINTS
+
     type: Literal["text"]
     text: str
+
+
+class RefusalPart(Part):
+    """Text with which a model has refused to answer."""
+
+    type: Literal["refusal"]
+    refusal: str
+
+    @property
+    def text(self) -> str:
+        """The same as that of a text part."""
+        return self.refusal
 
 
 class ImageUrl(Part):
@@ -98,11 +153,28 @@ class ImageUrl(Part):
 class ImagePart(Part):
     """Image part of a message."""
 
+    NO_EFFECT = CACHE_HINTS
+
     type: Literal["image_url"]
     image_url: ImageUrl
 
 
-ContentPart = Annotated[TextPart | ImagePart, Field(discriminator="type")]
+def _part_tag(part: Any) -> str | None:
+    kind = part.get("type") if isinstance(part, dict) else getattr(part, "type", None)
+    return {"text": "text part", "image_url": "image part", "refusal": "refusal part"}.get(str(kind))
+
+
+# the tags are unlike fields, so that the place of an error is clear
+ContentPart = Annotated[
+    Annotated[TextPart, Tag("text part")]
+    | Annotated[ImagePart, Tag("image part")]
+    | Annotated[RefusalPart, Tag("refusal part")],
+    Discriminator(
+        _part_tag,
+        custom_error_type="part_type",
+        custom_error_message="Input should be an object with type 'text', 'image_url' or 'refusal'",
+    ),
+]
 
 
 class Function(Part):
@@ -113,11 +185,13 @@ class Function(Part):
     parameters: dict[str, Any] | None = None
     """JSON schema of its arguments."""
     strict: bool | None = None
-    """Whether the schema is enforced, which only a forced call does."""
+    """Enforce the schema, as a forced call always does. No effect on calls that the model is free to make."""
 
 
 class Tool(Part):
     """Tool of a conversation."""
+
+    NO_EFFECT = CACHE_HINTS
 
     type: Literal["function"]
     function: Function
@@ -139,31 +213,32 @@ class NamedTool(Part):
 class CalledFunction(Part):
     """Function and arguments of a call."""
 
+    NO_EFFECT = {"parsed_arguments": "client libraries add them; `arguments` has the same"}
+
     name: str
-    arguments: str
-    """JSON object."""
+    arguments: str = ""
+    """JSON object; empty if there are none. Text that is none is shown to the model as it is, like any error of an
+    earlier completion."""
 
     @property
-    def parsed_arguments(self) -> dict[str, Any]:
-        """Arguments as chat templates expect them."""
-        return cast("dict[str, Any]", json.loads(self.arguments))
-
-    @model_validator(mode="after")
-    def _check_arguments(self) -> Self:
-        try:
-            is_object = isinstance(self.parsed_arguments, dict)
-        except (ValueError, RecursionError):
-            is_object = False
-        if not is_object:
-            raise ValueError("arguments are the text of a JSON object")
-        return self
+    def parsed_arguments(self) -> Any:
+        """Arguments as chat templates expect them: a JSON object, or text that is none."""
+        if not self.arguments.strip():
+            return {}
+        with suppress(ValueError, RecursionError):
+            arguments = json.loads(self.arguments)
+            if isinstance(arguments, dict):
+                return arguments
+        return self.arguments
 
 
 class MessageToolCall(Part):
     """Tool call of an earlier completion."""
 
+    NO_EFFECT = {"index": "the order of the calls counts"}
+
     id: str
-    type: Literal["function"]
+    type: Literal["function"] = "function"
     function: CalledFunction
 
     @property
@@ -173,13 +248,24 @@ class MessageToolCall(Part):
         return {"id": self.id, "type": self.type, "function": function}
 
 
-class Message(BaseModel):
-    """Message of a conversation. Other keys are passed to the chat template."""
+class Message(Part):
+    """Message of a conversation. Other keys are passed to the chat template, if it reads them."""
+
+    NO_EFFECT = {
+        **CACHE_HINTS,
+        "annotations": "of an earlier answer, whose text counts",
+        "audio": "of an earlier answer, whose text counts",
+        "parsed": "client libraries add it; `content` has the same",
+        "provider_specific_fields": "client libraries add it",
+        "thinking_blocks": "client libraries add it; `reasoning_content` has the same",
+    }
 
     model_config = ConfigDict(extra="allow", strict=True, frozen=True)
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[ContentPart], Field(fail_fast=True)] | None = None
+    refusal: str | None = None
+    """Content with which the model has refused to answer."""
     tool_calls: Annotated[list[MessageToolCall], Field(fail_fast=True)] = []
     """Calls in a message of the model."""
     tool_call_id: str | None = None
@@ -194,14 +280,13 @@ class Message(BaseModel):
         """Return the text with the next of `markers` in place of each image. Texts are joined by line breaks, as in
         vLLM, but parts with images directly, as chat templates of vision-language models do."""
         if not isinstance(self.content, list):
-            return self.content or ""
+            return self.content or self.refusal or ""
         remaining = iter(markers)
-        texts = [part.text if isinstance(part, TextPart) else next(remaining) for part in self.content]
+        texts = [next(remaining) if isinstance(part, ImagePart) else part.text for part in self.content]
         return ("" if any(isinstance(part, ImagePart) for part in self.content) else "\n").join(texts)
 
     @property
     def others(self) -> dict[str, Any]:
-        """Other keys that are not null, for the chat template."""
-        others = {name: value for name, value in (self.model_extra or {}).items() if value is not None}
+        """Other keys, for the chat template."""
         calls = [call.template_value for call in self.tool_calls]
-        return {**others, "tool_calls": calls} if calls else others
+        return {**(self.model_extra or {}), **({"tool_calls": calls} if calls else {})}

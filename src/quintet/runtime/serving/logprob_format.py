@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import codecs
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quintet.records import TopLogprobs
+from quintet.records import PromptLogprobs, TopLogprobs
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody, OpenAiBody
 from quintet.runtime.serving.token_bytes import BYTES_PREFIX, ID_PREFIX, token_names
@@ -47,6 +48,14 @@ class LogprobFormat:
             "text_offset": [offsets.add(token) for token in tokens],
         }
 
+    def format_prompt(self, prompt: Sequence[int], scores: PromptLogprobs, offsets: TextOffsets) -> dict[str, Any]:
+        """Return the log-probs of the tokens of a prompt, of which the first one has none."""
+        first = self._named(prompt[0], ())
+        start = {"tokens": [first[prompt[0]]], "token_logprobs": [None], "text_offset": [offsets.add(prompt[0])]}
+        start["top_logprobs"] = [None]
+        rest = self.format((prompt[1:], scores.logprobs, scores.top_logprobs), offsets)
+        return start if rest is None else joined_logprobs(start, rest)
+
     def _is_requested(self) -> bool:
         body = self.body
         return body.logprobs is not None if isinstance(body, CompletionBody) else bool(getattr(body, "logprobs", False))
@@ -67,6 +76,11 @@ class LogprobFormat:
             return {token: f"{ID_PREFIX}{token}" for token in tokens}
         prefix = "" if isinstance(self.body, ChatBody) else BYTES_PREFIX
         return token_names(tokens, self.tokenizer.token_bytes, bytes_prefix=prefix)
+
+
+def joined_logprobs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the log-probs of two parts of a completion's text; without `top_logprobs` if the second has none."""
+    return {name: None if values is None else [*(first[name] or ()), *values] for name, values in second.items()}
 
 
 class TextOffsets:

@@ -54,7 +54,9 @@ def request_costs(body: Body, requests: Sequence[Request], context: int, image_b
     """
     count = len(requests)
     num_tokens = sum(min(request.max_tokens, context - len(request.prompt)) for request in requests)
-    stop_characters, logprobs = count * sum(map(len, body.stops)), num_tokens * _logprobs_per_token(body)
+    echoed = sum(len(request.prompt) for request in requests if request.prompt_logprobs is not None)
+    stop_characters = count * sum(map(len, body.stops))
+    logprobs = (num_tokens + echoed) * _logprobs_per_token(body)
     for param, value, unit, maximum in (
         ("max_tokens", num_tokens, "tokens", MAX_RESPONSE_TOKENS),
         ("stop", stop_characters, "characters of stop strings", MAX_STOP_CHARACTERS),

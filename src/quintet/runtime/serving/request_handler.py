@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import re
+import logging
 import secrets
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.records import FinishReason, Generation, Request, StructuredOutput
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests
 from quintet.rollout.engines.grammars import Grammar, GrammarCompiler, GrammarMemoryError
 from quintet.rollout.sessions import Exchange, Prompt, Session
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.image_files import read_images
+from quintet.runtime.serving.request_builder import RequestBuilder
 from quintet.runtime.serving.request_costs import (
     RequestCosts,
     UnfinishedRequests,
@@ -25,19 +27,17 @@ from quintet.runtime.serving.request_costs import (
 from quintet.runtime.serving.request_schema import (
     Body,
     ChatBody,
+    CompletedBody,
     CompletionBody,
+    DetokenizeBody,
     GenerateBody,
     OpenAiBody,
+    TokenizeBody,
 )
+from quintet.runtime.serving.session_table import SessionTable
 from quintet.runtime.serving.tokenization import ChatTokenizer, Response
-from quintet.seeds import derive_seed
 
-DEFAULT_COMPLETION_TOKENS = 16
-"""Default `max_tokens` of completions, as at OpenAI."""
-MAX_SESSIONS = 4096
-MAX_SESSION_BYTES = 1 << 31
-"""Maximum size of all sessions together."""
-SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,69 +99,20 @@ class RequestHandler:
         self.name = name
         self.created = int(time.time())
         self._vocab_size = vocab_size
+        self._requests = RequestBuilder(vocab_size, engine.max_model_len, tokenizer.stop_token_ids)
         self._grammars = grammars
-        self._sessions: dict[str, Session] = {}
+        self.sessions = SessionTable(engine.new_request_id)
         self._unfinished = UnfinishedRequests()
+        self._ignored_fields: Counter[str] = Counter()
         self._lock = threading.Lock()
 
     def close(self) -> None:
         """Close the engine; requests that are waiting for it fail."""
         self.engine.close()
 
-    def session(self, name: str) -> Session:
-        """Return the session of that name.
-
-        Raises:
-            RequestError: it does not exist.
-        """
-        with self._lock:
-            if name not in self._sessions:
-                raise RequestError(f"there is no session {name!r}", status=404, code="session_not_found")
-            return self._sessions[name]
-
-    def _session_or_new(self, name: str) -> Session:
-        """Return the session of that name, or a new one, which `_keep_session` adds when its first request is valid.
-
-        Raises:
-            RequestError: the name is not valid.
-        """
-        with self._lock:
-            if name in self._sessions:
-                return self._sessions[name]
-        if not SESSION_NAME.fullmatch(name):
-            raise RequestError(f"{name!r:.80} is not a session name: letters, digits, . _ and -", param="session")
-        return Session(self.engine.new_request_id())
-
-    def _keep_session(self, name: str, session: Session) -> Session:
-        """Add a new session; return the one of that name, which another request may have added meanwhile.
-
-        Raises:
-            RequestError: there are too many sessions.
-        """
-        with self._lock:
-            if name not in self._sessions and len(self._sessions) >= MAX_SESSIONS:
-                message = f"{MAX_SESSIONS} sessions are open: DELETE /sessions/<id> after reading them"
-                raise RequestError(message, status=429, kind="rate_limit_error", code="too_many_sessions")
-            return self._sessions.setdefault(name, session)
-
-    def sessions(self) -> dict[str, int]:
-        """Return the number of exchanges per session."""
-        with self._lock:
-            return {name: len(session.exchanges) for name, session in self._sessions.items()}
-
-    def end_session(self, name: str) -> None:
-        """Delete a session.
-
-        Raises:
-            RequestError: it does not exist.
-        """
-        self.session(name)
-        with self._lock:
-            self._sessions.pop(name, None)
-
     def begin(
         self,
-        body: ChatBody | CompletionBody | GenerateBody,
+        body: CompletedBody,
         session_name: str,
         client: str = "",
         notify: Callable[[], None] = lambda: None,
@@ -172,23 +123,22 @@ class RequestHandler:
         Raises:
             RequestError: it names another model, is invalid, or the client has too many unfinished requests.
         """
-        if body.model is not None and body.model != self.name:
-            message = f"unknown model {body.model!r}: this server serves {self.name!r}"
-            raise RequestError(message, status=404, code="model_not_found", param="model")
-        session = self._session_or_new(session_name) if session_name else None
-        if session is not None:
-            self._check_session_bytes()
+        self.check_model(body.model)
+        session = self.sessions.get_or_create(session_name) if session_name else None
         prompts = self._prompts(body, session)
         num_choices = body.n if isinstance(body, OpenAiBody) else 1
         check_completions(len(prompts), num_choices)
         grammar = self.compile_format(body)
         output = body.structured_output if isinstance(body, OpenAiBody) else None
-        requests = [self._request(body, prompt, choice, output) for prompt in prompts for choice in range(num_choices)]
+        requests = [
+            self._requests.build(body, prompt, choice, output) for prompt in prompts for choice in range(num_choices)
+        ]
         image_bytes = sum(prompt.image_bytes for prompt in prompts)
         costs = request_costs(body, requests, self.engine.max_model_len, image_bytes)
+        self._note_ignored(body)
         self._unfinished.add(client, costs)
         try:
-            session = session and self._keep_session(session_name, session)
+            session = session and self.sessions.keep(session_name, session)
         except RequestError:
             self._unfinished.remove(client, costs)
             raise
@@ -199,6 +149,51 @@ class RequestHandler:
             requests, streaming=streaming, request_id=session_request_id, client=client, notify=notify
         )
         return PendingCompletion(body, prompts, pending, session, number, costs, grammar, session_request_id)
+
+    def check_model(self, name: str | None) -> None:
+        """
+        Raises:
+            RequestError: this server serves another model.
+        """
+        if name is not None and name != self.name:
+            message = f"unknown model {name!r}: this server serves {self.name!r}"
+            raise RequestError(message, status=404, code="model_not_found", param="model")
+
+    def tokenize(self, body: TokenizeBody) -> dict[str, Any]:
+        """Return the body of `/tokenize`.
+
+        Raises:
+            RequestError: see `begin`.
+        """
+        self.check_model(body.model)
+        if body.prompt is None:
+            tokens = self.chat_tokens(body)
+        else:
+            self._check_length(len(body.prompt), "prompt")
+            tokens = self.tokenizer.encode(body.prompt, special=body.add_special_tokens)
+        response = {"count": len(tokens), "max_model_len": self.engine.max_model_len, "tokens": tokens}
+        return response | {"token_strs": [*map(self.tokenizer.token_text, tokens)] if body.return_token_strs else None}
+
+    def chat_tokens(self, body: ChatBody) -> tuple[int, ...]:
+        """Return the tokens of a chat's prompt.
+
+        Raises:
+            RequestError: see `begin`.
+        """
+        self.check_model(body.model)
+        return self.tokenizer.with_placeholders(self._chat_prompt(body, None).tokens)
+
+    def detokenize(self, body: DetokenizeBody) -> dict[str, Any]:
+        """Return the body of `/detokenize`.
+
+        Raises:
+            RequestError: a token is not in the vocabulary.
+        """
+        self.check_model(body.model)
+        if (largest := max(body.tokens, default=0)) >= self._vocab_size:
+            message = f"tokens: there is no token {largest}, the vocabulary has {self._vocab_size}"
+            raise RequestError(message, param="tokens")
+        return {"prompt": self.tokenizer.decode(body.tokens)}
 
     def end(self, job: PendingCompletion) -> None:
         """End a request, and abort its running completions."""
@@ -219,6 +214,8 @@ class RequestHandler:
             failure = generation.failure
             if failure.error_type == "StructuredOutput":
                 raise RequestError(failure.message, code="invalid_structured_output")
+            if failure.error_type == "ValueError":  # the engine does not support a value
+                raise RequestError(failure.message, code="invalid_value")
             message = f"the engine failed: {failure.error_type}: {failure.message}"
             raise RequestError(message, status=500, kind="server_error", code="generation_failed")
         if generation.finish_reason is FinishReason.ABORT:
@@ -238,17 +235,21 @@ class RequestHandler:
         if job.session is not None:
             job.session.add(_exchange(job, choice, index) for index, choice in enumerate(choices))
 
-    def _check_session_bytes(self) -> None:
+    def _note_ignored(self, body: Body) -> None:
+        """Count the fields of a request that have no effect, and log each once."""
         with self._lock:
-            num_bytes = sum(session.num_bytes for session in self._sessions.values())
-        if num_bytes > MAX_SESSION_BYTES:
-            size, maximum = num_bytes >> 20, MAX_SESSION_BYTES >> 20
-            message = (
-                f"the sessions take {size} MiB, the maximum is {maximum}: DELETE /sessions/<id> after reading them"
-            )
-            raise RequestError(message, status=429, kind="rate_limit_error", code="sessions_full")
+            new = [name for name in body.ignored if name not in self._ignored_fields]
+            self._ignored_fields.update(list(body.ignored))
+        for name in new:
+            logger.info("requests set %s, which has no effect here", name)
 
-    def _prompts(self, body: ChatBody | CompletionBody | GenerateBody, session: Session | None) -> list[Prompt]:
+    @property
+    def ignored_fields(self) -> dict[str, int]:
+        """Number of requests by field that they set without effect."""
+        with self._lock:
+            return dict(self._ignored_fields)
+
+    def _prompts(self, body: CompletedBody, session: Session | None) -> list[Prompt]:
         if isinstance(body, ChatBody):
             self._check_length(sum(len(message.text) for message in body.messages), "messages")
             return [self._checked(self._chat_prompt(body, session), "messages")]
@@ -315,16 +316,14 @@ class RequestHandler:
         """Refuse a text that cannot fit into the context, before time is spent on its tokens."""
         num_tokens, context = num_characters // self.tokenizer.max_token_length, self.engine.max_model_len
         if num_tokens >= context:
-            message = f"{param}: a prompt of at least {num_tokens} tokens leaves no room in a context of {context}"
-            raise RequestError(message, code="context_length_exceeded", param=param)
+            raise _context_error(f"at least {num_tokens}", context, param)
 
     def _checked(self, prompt: Prompt, param: str) -> Prompt:
         num_tokens, context = len(prompt.tokens), self.engine.max_model_len
         if not num_tokens:
             raise RequestError(f"{param}: the prompt is empty", param=param)
         if num_tokens >= context:
-            message = f"{param}: a prompt of {num_tokens} tokens leaves no room in a context of {context}"
-            raise RequestError(message, code="context_length_exceeded", param=param)
+            raise _context_error(str(num_tokens), context, param)
         if not set(self.tokenizer.placeholders).isdisjoint(prompt.tokens):
             raise RequestError(f"{param}: placeholders of images: send images as parts of messages", param=param)
         if (largest := max(prompt.tokens)) >= self._vocab_size:
@@ -333,45 +332,14 @@ class RequestHandler:
             )
         return prompt
 
-    def _request(self, body: Body, prompt: Prompt, choice: int, output: StructuredOutput | None) -> Request:
-        """Return the engine's request of a completion. `choice` numbers the completions of a prompt; the first one uses
-        the seed unchanged."""
-        seed = secrets.randbits(63) if body.seed is None else body.seed
-        max_tokens = _max_tokens(body) or self.engine.max_model_len - len(prompt.tokens)
-        if body.min_tokens > max_tokens:
-            raise RequestError(
-                f"min_tokens: {body.min_tokens} is more than max_tokens, {max_tokens}", param="min_tokens"
-            )
-        stop_token_ids = () if body.ignore_eos else self.tokenizer.stop_token_ids
-        return Request(
-            id=0,
-            prompt=prompt.tokens,
-            max_tokens=max_tokens,
-            seed=seed if choice == 0 else derive_seed(seed, choice),
-            temperature=body.temperature,
-            top_k=0 if body.top_k < 0 or body.top_k >= self._vocab_size else body.top_k,
-            top_p=body.top_p,
-            min_p=body.min_p,
-            repetition_penalty=body.repetition_penalty,
-            min_tokens=body.min_tokens,
-            stop_token_ids=tuple(dict.fromkeys([*stop_token_ids, *body.stop_token_ids])),
-            stop_strings=body.stops,
-            structured_output=output,
-            top_logprobs=_top_logprobs(body),
-            images=prompt.images,
-        )
 
-
-def _max_tokens(body: Body) -> int | None:
-    if isinstance(body, ChatBody):
-        return body.max_completion_tokens or body.max_tokens
-    return body.max_tokens or (DEFAULT_COMPLETION_TOKENS if isinstance(body, CompletionBody) else None)
-
-
-def _top_logprobs(body: Body) -> int:
-    if isinstance(body, CompletionBody):
-        return body.logprobs or 0
-    return body.top_logprobs if isinstance(body, ChatBody) else 0
+def _context_error(num_tokens: str, context: int, param: str) -> RequestError:
+    """Return the error of a prompt that leaves no room in the context. Clients recognize it by OpenAI's words."""
+    message = (
+        f"This model's maximum context length is {context} tokens. However, your {param} resulted in {num_tokens} "
+        f"tokens, which leaves no room for a completion. Please reduce the length of the {param}."
+    )
+    return RequestError(message, code="context_length_exceeded", param=param)
 
 
 def _is_tokens(prompt: Sequence[Any]) -> bool:

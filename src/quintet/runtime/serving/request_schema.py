@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from quintet.errors import nearest
 from quintet.records import StructuredOutput
@@ -20,49 +20,60 @@ from quintet.runtime.serving.body_parts import (
     Message,
     NamedTool,
     Part,
+    RequestBody,
     ResponseFormat,
     StreamOptions,
     StructuredOutputs,
     Text,
     Tool,
+    note_ignored,
 )
 
 MAX_SEPARATORS = {",": 1 << 20, ":": 1 << 17}
 """Maximum number of commas and colons in a body, because many values and keys take seconds to parse."""
 MAX_PROMPTS, MAX_MESSAGES, MAX_TOOLS = 4096, 16_384, 128
 MAX_CHOICES, MAX_TOP_LOGPROBS = 128, 20
-MAX_STOPS = 64
+MAX_STOPS, MAX_BIASES = 64, 1024
 NUM_SEEDS = 2**63
 MAX_DEPTH = 100
 """Maximum depth of nested objects and lists in a body."""
 MAX_USER_CHARACTERS, MAX_METADATA_BYTES = 1024, 1 << 14
 """Maximum sizes of `user`, and of `metadata` as JSON."""
-MIN_TEMPERATURE, MAX_TEMPERATURE = 0.01, 100.0
-"""Bounds of temperatures other than 0: lower ones would overflow float32."""
+MAX_TEMPERATURE = 100.0
+GREEDY_TEMPERATURE = 1e-5
+"""Temperatures below are greedy, as in vLLM: logits would lose their digits in float32."""
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
+TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+Bias = Annotated[float, Field(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 P = TypeVar("P", str, Tokens)
 Prompts = Annotated[list[P], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 
 
-class Body(Part):
+class Body(RequestBody):
     """Sampling parameters, under vLLM's names if OpenAI has none."""
 
     model: str | None = None
     """Name of the model."""
     temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     """0 is greedy."""
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the likeliest tokens that together reach this probability."""
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    """Sample from the likeliest tokens that together reach this probability; of 0, from the likeliest one."""
     top_k: Annotated[int, Field(ge=-1)] = 0
     """Sample from this number of likeliest tokens; 0 and -1 mean all."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     """Drop tokens less likely than this share of the likeliest one's probability."""
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] = 1.0
     """Divides positive and multiplies negative logits of tokens that occurred before."""
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Maximum number of tokens of one completion."""
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from a token's logit for each time that it occurs in the completion."""
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    """Subtracted from the logits of tokens that occur in the completion."""
+    logit_bias: Annotated[dict[TokenName, Bias], Field(max_length=MAX_BIASES)] = Field(default_factory=dict)
+    """Added to the logits of tokens, by their ids."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """Maximum number of tokens of one completion; 0 only with `echo`."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """Minimum number of tokens before the completion may end."""
     stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
@@ -71,14 +82,19 @@ class Body(Part):
     """Stop tokens, in addition to the model's."""
     ignore_eos: bool = False
     """Ignore the model's end tokens."""
-    seed: Annotated[int, Field(ge=0, lt=NUM_SEEDS)] | None = None
+    seed: Annotated[int, Field(ge=-NUM_SEEDS, lt=NUM_SEEDS)] | None = None
     """Seed of sampling (default: random)."""
 
     @model_validator(mode="after")
-    def _check_temperature(self) -> Self:
-        if 0 < self.temperature < MIN_TEMPERATURE:
-            raise ValueError(f"temperature must be 0, or at least {MIN_TEMPERATURE}")
+    def _check_max_tokens(self) -> Self:
+        if self.max_tokens == 0 and not getattr(self, "echo", False):
+            raise ValueError("max_tokens: 0 tokens only with echo")
         return self
+
+    @property
+    def sampling_seed(self) -> int | None:
+        """The seed as an unsigned number of 63 bits."""
+        return None if self.seed is None else self.seed % NUM_SEEDS
 
     @property
     def stops(self) -> tuple[str, ...]:
@@ -88,6 +104,17 @@ class Body(Part):
 
 class OpenAiBody(Body):
     """Fields of both of OpenAI's routes."""
+
+    NO_EFFECT = {  # noqa: RUF012 - not a field
+        "cache_salt": "prefixes are reused within this server only",
+        "prediction": "it would only speed up the answer",
+        "prompt_cache_key": "prefixes are reused without it",
+        "prompt_cache_retention": "prefixes are reused as long as there is memory",
+        "request_id": "the server numbers requests",
+        "safety_identifier": "nothing is moderated",
+        "service_tier": "there is one",
+        "store": "sessions record completions: /sessions/<id>/v1/…",
+    }
 
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     """Number of completions per prompt."""
@@ -143,7 +170,7 @@ class ChatBody(OpenAiBody):
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Alias of `max_tokens`."""
+    """The newer name of `max_tokens`. Of both, the smaller one counts."""
     logprobs: bool = False
     """Return the log-prob of each sampled token."""
     top_logprobs: TopLogprobs = 0
@@ -152,6 +179,8 @@ class ChatBody(OpenAiBody):
     """Let the template start the response."""
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     """Variables of the chat template, such as `enable_thinking`."""
+    reasoning_effort: Annotated[str, Field(max_length=16)] | None = None
+    """Variable of the chat template, of the models that have it; no effect on others."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     """Tools that the chat template shows to the model."""
     tool_choice: Literal["none", "auto", "required"] | NamedTool = "auto"
@@ -161,21 +190,19 @@ class ChatBody(OpenAiBody):
 
     @model_validator(mode="after")
     def _check_combinations(self) -> Self:
-        if None not in (self.max_tokens, self.max_completion_tokens):
-            raise ValueError("set either max_tokens or max_completion_tokens, not both")
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs: set logprobs to true")
         return self
 
     @model_validator(mode="after")
-    def _check_tools(self) -> Self:
+    def _check_tools(self, info: ValidationInfo) -> Self:
         is_forced = self.tool_choice not in ("none", "auto")
         if is_forced and not self.forced_tools:
             raise ValueError("tool_choice: tools has no such function")
         if is_forced and (super().structured_output is not None or not self.add_generation_prompt):
             raise ValueError("tool_choice: a forced call has its own format and starts the response")
         if not is_forced and any(tool.function.strict for tool in self.tools):
-            raise ValueError('tools: strict requires tool_choice "required" or a function')
+            note_ignored(info, ["tools.function.strict"])
         ids = {call.id for message in self.messages for call in message.tool_calls}
         for index, message in enumerate(self.messages):
             if message.tool_call_id is not None and message.tool_call_id not in ids:
@@ -218,14 +245,51 @@ class CompletionBody(OpenAiBody):
     """One or several prompts, as text or tokens."""
     logprobs: TopLogprobs | None = None
     """Return the log-prob of each sampled token, and this many of the likeliest tokens at each position."""
+    echo: bool = False
+    """Return the prompt before the completion, with its log-probs if `logprobs` is set."""
     add_special_tokens: bool = True
     """Add the tokenizer's special tokens around the prompt."""
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> Self:
+        if self.echo and self.stream and self.logprobs is not None:
+            raise ValueError("stream: log-probs of an echoed prompt are not streamed")
+        return self
+
+
+class TokenizeBody(ChatBody):
+    """Body of `/tokenize`, as in vLLM: messages as of a chat, or a prompt."""
+
+    messages: Annotated[list[Message], Field(max_length=MAX_MESSAGES, fail_fast=True)] = Field(default_factory=list)
+    prompt: str | None = None
+    """Text instead of messages."""
+    add_special_tokens: bool = True
+    """Add the tokenizer's special tokens around the prompt."""
+    return_token_strs: bool = False
+    """Return also the text of each token."""
+
+    @model_validator(mode="after")
+    def _check_prompt(self) -> Self:
+        if (self.prompt is None) == (not self.messages):
+            raise ValueError("prompt: set either prompt or messages")
+        return self
+
+
+class DetokenizeBody(Part):
+    """Body of `/detokenize`."""
+
+    model: str | None = None
+    tokens: Tokens
 
 
 class GenerateBody(Body):
     """Body of `/generate`: tokens in, tokens out."""
 
     prompt_token_ids: Annotated[Tokens, Field(min_length=1)]
+
+
+CompletedBody = ChatBody | CompletionBody | GenerateBody
+"""Bodies that the engine completes."""
 
 
 class RewardBody(Part):
@@ -244,24 +308,27 @@ class _UnsupportedField:
 
 
 UNSUPPORTED_FIELDS: Mapping[str, _UnsupportedField] = {
-    "echo": _UnsupportedField((False,), "prompts are not scored; return_token_ids returns their tokens"),
+    "echo": _UnsupportedField((False,), "only /v1/completions has it"),
     "suffix": _UnsupportedField(("",), "add it to the prompt"),
     "best_of": _UnsupportedField((1,), "request n completions with logprobs, and use the best"),
     "top_logprobs": _UnsupportedField((0,), "set logprobs to the number of tokens"),
-    "prompt_logprobs": _UnsupportedField((), "prompts are not scored"),
-    "frequency_penalty": _UnsupportedField((0,), "use repetition_penalty"),
-    "presence_penalty": _UnsupportedField((0,), "use repetition_penalty"),
-    "logit_bias": _UnsupportedField(({},), "not supported"),
+    "prompt_logprobs": _UnsupportedField((), "set echo and logprobs of /v1/completions"),
     "functions": _UnsupportedField(([],), "use tools"),
     "function_call": _UnsupportedField(("none",), "use tool_choice"),
     "modalities": _UnsupportedField((["text"],), "completions are text"),
-    "store": _UnsupportedField((False,), "sessions record completions: /sessions/<id>/v1/…"),
-    "service_tier": _UnsupportedField(("auto", "default"), "there is only one"),
     "length_penalty": _UnsupportedField((1,), "beam search is not supported"),
     "use_beam_search": _UnsupportedField((False,), "beam search is not supported"),
     "chat_template": _UnsupportedField((), "the model's template is used"),
     "continue_final_message": _UnsupportedField((False,), "write the prompt yourself and use /v1/completions"),
-    "reasoning_effort": _UnsupportedField((), "set a variable of the chat template: chat_template_kwargs"),
+    "verbosity": _UnsupportedField(("medium",), "ask for the length in a message"),
+    "audio": _UnsupportedField((), "completions are text"),
+    "web_search_options": _UnsupportedField((), "the server calls no tools"),
+    "allowed_token_ids": _UnsupportedField(([],), "use structured_outputs"),
+    "bad_words": _UnsupportedField(([],), "not supported"),
+    "spaces_between_special_tokens": _UnsupportedField((True,), "not supported"),
+    "truncate_prompt_tokens": _UnsupportedField((-1,), "shorten the prompt"),
+    "priority": _UnsupportedField((0,), "clients take turns"),
+    "documents": _UnsupportedField(([],), "write them into a message"),
 }
 
 B = TypeVar("B", bound=Part)
@@ -273,17 +340,34 @@ def parse(kind: type[B], data: bytes) -> B:
     Raises:
         RequestError: it is not JSON, or a field is unknown, unsupported or invalid.
     """
-    body = _load_json(data)
+    return validate(kind, load_json(data))
+
+
+def validate(kind: type[B], body: Mapping[str, Any]) -> B:
+    """Return the body of a request from its JSON.
+
+    Raises:
+        RequestError: a field is unknown, unsupported or invalid.
+    """
     fields = {name: value for name, value in body.items() if value is not None}
-    for name in [name for name in fields if name not in kind.model_fields]:
+    for name in [name for name in fields if name not in kind.model_fields and name not in kind.NO_EFFECT]:
         _check_unknown(kind, name, fields.pop(name))
+    ignored = dict[str, None]()
     try:
-        return kind.model_validate(fields)
+        result = kind.model_validate(fields, context=ignored)
     except ValidationError as error:
         raise _validation_error(error, fields) from None
+    if isinstance(result, RequestBody):
+        result.ignored.update(ignored)
+    return result
 
 
-def _load_json(data: bytes) -> dict[str, Any]:
+def load_json(data: bytes) -> dict[str, Any]:
+    """Return the object in a body.
+
+    Raises:
+        RequestError: it is not JSON, not an object, or exceeds a limit.
+    """
     check_separators(data, MAX_SEPARATORS)
     try:
         body = json.loads(data, object_pairs_hook=_without_duplicates, parse_constant=_reject_constant)

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 from quintet.records import FinishReason
-from quintet.rollout.chat.tool_calls import ToolCall, ToolCallParser, opens_thought, split_tool_calls
-from quintet.rollout.engines.async_engine import AsyncEngine, PartialResponse
+from quintet.rollout.chat.tool_calls import (
+    ToolCall,
+    ToolCallParser,
+    incomplete_call,
+    opens_thought,
+    split_tool_calls,
+)
+from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.stop_strings import borders
-from quintet.runtime.serving.logprob_format import LOWEST_LOGPROB, LogprobFormat, TextOffsets
+from quintet.rollout.sessions import Prompt
+from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.serving.logprob_format import LOWEST_LOGPROB, LogprobFormat, TextOffsets, joined_logprobs
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
-from quintet.runtime.serving.request_schema import ChatBody, OpenAiBody
+from quintet.runtime.serving.request_schema import ChatBody, CompletedBody, CompletionBody, OpenAiBody
 from quintet.runtime.serving.tokenization import ChatTokenizer, StreamingText
 
 FINISH_REASONS = {
@@ -23,20 +32,20 @@ FINISH_REASONS = {
 """`finish_reason` by stop reason."""
 
 
-def models_body(handler: RequestHandler) -> dict[str, Any]:
-    """Return the body of `/v1/models`."""
-    model = {
+def model_body(handler: RequestHandler) -> dict[str, Any]:
+    """Return the model as OpenAI describes it."""
+    return {
         "id": handler.name,
         "object": "model",
         "created": handler.created,
         "owned_by": "quintet",
         "max_model_len": handler.engine.max_model_len,
     }
-    return {"object": "list", "data": [model]}
 
 
-def load_status_body(engine: AsyncEngine) -> dict[str, Any]:
+def load_status_body(handler: RequestHandler) -> dict[str, Any]:
     """Return the body of `/load`."""
+    engine = handler.engine
     now = engine.stats()
     return {
         "open": now.num_unfinished,
@@ -47,6 +56,7 @@ def load_status_body(engine: AsyncEngine) -> dict[str, Any]:
         "stops": dict(now.finish_reasons),
         "weight_version": now.weight_version,
         "context": engine.max_model_len,
+        "ignored_fields": handler.ignored_fields,
     }
 
 
@@ -93,6 +103,69 @@ def _usage(job: PendingCompletion, written: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
+class Reply(Protocol):
+    """How the response to a request is written."""
+
+    @property
+    def body(self) -> CompletedBody:
+        """What the engine is asked for."""
+
+    @property
+    def stream_end(self) -> bytes:
+        """Bytes behind the last event of a stream."""
+
+    def whole(
+        self, handler: RequestHandler, job: PendingCompletion, choices: Sequence[CompletionChoice]
+    ) -> Mapping[str, Any]:
+        """Return the body of a response that is not streamed."""
+
+    def stream(self, handler: RequestHandler, job: PendingCompletion) -> Stream:
+        """Return the events of a stream."""
+
+    def error(self, error: RequestError) -> Mapping[str, Any]:
+        """Return an error as the last event of a stream."""
+
+    def refusal(self, error: RequestError) -> RequestError:
+        """Return the error of a request with the names of its own fields."""
+
+
+class Stream(Protocol):
+    """Events of a streamed response."""
+
+    def update(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the new events.
+
+        Raises:
+            RequestError, EngineDeadError: see `RequestHandler.choice`.
+        """
+
+    def last(self) -> Iterator[Mapping[str, Any]]:
+        """Yield the events after the last part, and record the completions in the session."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionReply:
+    """`Reply` in the form of OpenAI's completions, or of `/generate`."""
+
+    body: CompletedBody
+    stream_end = b"data: [DONE]\n\n"
+
+    def whole(
+        self, handler: RequestHandler, job: PendingCompletion, choices: Sequence[CompletionChoice]
+    ) -> Mapping[str, Any]:
+        is_openai = isinstance(job.body, OpenAiBody)
+        return completion_body(handler, job, choices) if is_openai else generate_body(choices[0])
+
+    def stream(self, handler: RequestHandler, job: PendingCompletion) -> EventStream:
+        return EventStream(handler, job)
+
+    def error(self, error: RequestError) -> Mapping[str, Any]:
+        return error.body()
+
+    def refusal(self, error: RequestError) -> RequestError:
+        return error
+
+
 class _ChoiceFormat:
     """Format of a request's choices."""
 
@@ -110,16 +183,34 @@ class _ChoiceFormat:
         text, calls = choice.answer.returned_text, list[ToolCall]()
         if (options := self._call_options(choice.prompt.tokens)) is not None:
             text, calls, _ = split_tool_calls(text, **options)
-            calls = calls[: self.max_calls]
+            text, calls = self.with_cut_call(text, calls[: self.max_calls])
         response: dict[str, Any] = {"index": index}
+        text = self.echoed_text(choice.prompt) + text
         response |= {"message": _message(text, calls)} if self.is_chat else {"text": text}
-        output = (generation.tokens, generation.logprobs, generation.top_logprobs)
-        response["logprobs"] = self._logprobs.format(output, self.text_offsets())
+        output, offsets = (generation.tokens, generation.logprobs, generation.top_logprobs), self.text_offsets()
+        echoed = None
+        if generation.prompt_logprobs is not None:
+            echoed = self._logprobs.format_prompt(choice.prompt.tokens, generation.prompt_logprobs, offsets)
+        logprobs = self._logprobs.format(output, offsets)
+        response["logprobs"] = joined_logprobs(echoed, logprobs) if echoed and logprobs else logprobs
         response |= self._end(choice, has_calls=bool(calls))
         if self._body.return_token_ids:
             response |= {"token_ids": generation.tokens, "weight_version": generation.weight_version}
             response |= {} if self.is_chat else {"prompt_token_ids": choice.prompt.tokens}
         return response
+
+    def with_cut_call(self, text: str, calls: list[ToolCall]) -> tuple[str, list[ToolCall]]:
+        """Return the content and the calls of a completion. If it had to be a call and was cut, its content is the
+        beginning of that call."""
+        is_forced = isinstance(self._body, ChatBody) and bool(self._body.forced_tools)
+        call = incomplete_call(text) if is_forced and not calls else None
+        return (text, calls) if call is None else ("", [call])
+
+    def echoed_text(self, prompt: Prompt) -> str:
+        """Return the text of the prompt if the request wants it before the completion."""
+        if not isinstance(self._body, CompletionBody) or not self._body.echo:
+            return ""
+        return prompt.text or self._tokenizer.decode(prompt.tokens)
 
     def tool_call_parser(self, prompt: Sequence[int]) -> ToolCallParser | None:
         """Return a parser for one completion; None if tool calls are not parsed."""
@@ -190,20 +281,23 @@ class EventStream:
         self._texts = [StreamingText(handler.tokenizer, stops, skip_special_tokens=skip) for _ in range(count)]
         self._parsers = [self._form.tool_call_parser(job.prompt_of(index).tokens) for index in range(count)]
         self._offsets = [self._form.text_offsets() for _ in range(count)]
-        self._num_sent, self._num_calls = [0] * count, [0] * count
+        self._num_sent, self._num_calls, self._is_begun = [0] * count, [0] * count, [False] * count
         self._choices: list[CompletionChoice | None] = [None] * count
 
-    def first(self) -> Iterator[dict[str, Any]]:
-        """Yield the events before the first part of each completion."""
-        body, job = self._body, self._job
-        for index in range(len(self._num_sent)):
-            prompt = self._handler.tokenizer.with_placeholders(job.prompt_of(index).tokens)
-            tokens = {"prompt_token_ids": prompt} if body.return_token_ids else {}
-            if self._form.is_chat:
-                start = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
-                yield self._event([start]) | (tokens if index == 0 else {})
-            elif tokens:
-                yield self._event([{"index": index, "text": "", "logprobs": None, "finish_reason": None} | tokens])
+    def _begin(self, index: int) -> Iterator[dict[str, Any]]:
+        """Yield the event before the first part of a completion. It is sent with the first token, so that the time to
+        the first event is the time to the first token."""
+        if self._is_begun[index]:
+            return
+        self._is_begun[index] = True
+        prompt = self._handler.tokenizer.with_placeholders(self._job.prompt_of(index).tokens)
+        tokens = {"prompt_token_ids": prompt} if self._body.return_token_ids else {}
+        if self._form.is_chat:
+            start = {"index": index, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}
+            yield self._event([start]) | (tokens if index == 0 else {})
+        elif tokens or self._form.echoed_text(self._job.prompt_of(index)):
+            text = self._form.echoed_text(self._job.prompt_of(index))
+            yield self._event([{"index": index, "text": text, "logprobs": None, "finish_reason": None} | tokens])
 
     def update(self) -> Iterator[dict[str, Any]]:
         """Yield the new parts of all completions.
@@ -215,10 +309,13 @@ class EventStream:
         for index, generation in enumerate(pending.generations):
             if generation is None:
                 response, streaming_text = pending.partial_response(index), self._texts[index]
+                if response[0]:
+                    yield from self._begin(index)
                 text, calls = self._parsed(index, streaming_text.update(response[0]))
                 if text or calls:
                     yield self._event([self._piece(index, text, response, streaming_text.sent, calls)])
             elif self._choices[index] is None:
+                yield from self._begin(index)
                 yield self._end(index, self._handler.choice(self._job, index, generation))
 
     def _end(self, index: int, choice: CompletionChoice) -> dict[str, Any]:
@@ -235,6 +332,8 @@ class EventStream:
         if parser is None:
             return text, []
         text, calls = _joined(parser.update(text), parser.finish()) if is_last else parser.update(text)
+        if is_last and not self._num_calls[index]:
+            text, calls = self._form.with_cut_call(text, calls)
         limit = self._form.max_calls
         return text, calls if limit is None else calls[: limit - min(limit, self._num_calls[index])]
 
@@ -244,7 +343,7 @@ class EventStream:
         self._handler.record(self._job, choices)
         if self._body.stream_options is not None and self._body.stream_options.include_usage:
             written = sum(len(choice.generation.tokens) for choice in choices)
-            yield self._event([]) | {"usage": _usage(self._job, written)}
+            yield self._head | {"choices": [], "usage": _usage(self._job, written)}
 
     def _piece(
         self, index: int, text: str, response: PartialResponse, end: int, calls: Sequence[ToolCall]
@@ -257,4 +356,8 @@ class EventStream:
         return self._form.chunk(index, text, part, numbered, self._offsets[index])
 
     def _event(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return self._head | {"choices": choices}
+        options = self._body.stream_options
+        event = self._head | {"choices": choices}
+        if options is not None and options.continuous_usage_stats:
+            event["usage"] = _usage(self._job, sum(self._num_sent))
+        return event

@@ -20,5 +20,5 @@ class ServingServer(BackgroundServer):
     def __init__(self, handler: RequestHandler, address: Address) -> None:
         """Listen on the address, and handle requests in a thread; raises as `BackgroundServer`."""
         turns = Turns(REST_RATIO)
-        app = RequestGuard(ServingApp(handler, turns), address, RequestError.body)
+        app = RequestGuard(ServingApp(handler, turns), address, lambda error: error.body())
         super().__init__(LimitedServer(app, turns=turns, error_body=RequestError.body), address, CLOSE_SECONDS)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,14 @@ StopTexts = Sequence[tuple[str, Sequence[int]]]
 """Stop texts and their `borders`."""
 RESERVED_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "continue_final_message"})
 """Variables of chat templates that requests cannot set by `chat_template_kwargs`."""
+MAX_MESSAGE_KEYS = 8
+"""Maximum number of different keys of messages that are passed to the chat template: each costs a rendering."""
+ANSWER_KEYS: Mapping[str, Collection[str]] = {
+    "name": ("assistant", "tool"),
+    "reasoning": ("assistant",),
+    "reasoning_content": ("assistant",),
+}
+"""Roles of the messages in which a key may have no effect: servers add it to answers, and libraries to tool results."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +126,19 @@ class ChatTokenizer:
         if body.parses_tool_calls and not self._reads_tool_calls:
             message = 'calls in the format of this chat template are not parsed: with "none" they remain text'
             raise RequestError(f"tool_choice: {message}", param="tool_choice")
-        tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
-        variables: dict[str, Any] = {"tools": tools} if tools else {}
         remaining = iter(markers)
-        messages = [self._template_message(message, index, remaining) for index, message in enumerate(body.messages)]
+        messages = [_template_message(message, remaining) for message in body.messages]
+        render = partial(
+            render_chat_template,
+            self._tokenizer,
+            add_generation_prompt=body.add_generation_prompt,
+            variables=self._variables(body),
+        )
         try:
-            text = render_chat_template(
-                self._tokenizer,
-                messages,
-                add_generation_prompt=body.add_generation_prompt,
-                variables={**variables, **body.chat_template_kwargs},
-            )
+            text = render(messages)
         except (TemplateRenderingError, TemplateLimitError) as error:
             raise RequestError(f"the chat template failed on these messages: {error}", param="messages") from error
+        _check_keys(body, messages, text, render)
         if not all(marker in text for marker in markers):
             raise RequestError("messages: the chat template does not show all images", param="messages")
         return text + FORCED_START if body.forced_tools else text
@@ -147,14 +155,17 @@ class ChatTokenizer:
                 param = f"chat_template_kwargs.{name}"
                 raise RequestError(f"{param}: the chat template has no such variable", param=param)
 
-    def _template_message(self, message: Message, index: int, markers: Iterator[str]) -> dict[str, Any]:
-        """Return a message as the template sees it; its images get the next markers."""
-        for name in message.others:
-            if name not in self.template:
-                param = f"messages.{index}.{name}"
-                raise RequestError(f"{param}: the chat template does not use it", param=param)
-        call_id = {"tool_call_id": message.tool_call_id} if message.tool_call_id is not None else {}
-        return {"role": message.role, "content": message.text_with(markers), **call_id, **message.others}
+    def _variables(self, body: ChatBody) -> dict[str, Any]:
+        """Return the variables of the chat template."""
+        variables: dict[str, Any] = dict(body.chat_template_kwargs)
+        if body.tools:
+            variables["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+        if body.reasoning_effort is not None:
+            if "reasoning_effort" in self.template:
+                variables.setdefault("reasoning_effort", body.reasoning_effort)
+            else:
+                body.ignored["reasoning_effort"] = None
+        return variables
 
     def answer(
         self, request: Request, generation: Generation, *, include_stop_text: bool, skip_special_tokens: bool
@@ -174,6 +185,37 @@ class ChatTokenizer:
         end, stop = _find_stop(returned, before, request.stop_strings)
         returned = returned[: end + len(stop) * include_stop_text]
         return Response(text, returned, ended_by_stop_token=False, stopped_by=stop or None)
+
+
+def _template_message(message: Message, markers: Iterator[str]) -> dict[str, Any]:
+    """Return a message as the template sees it; its images get the next markers."""
+    call_id = {"tool_call_id": message.tool_call_id} if message.tool_call_id is not None else {}
+    return {"role": message.role, "content": message.text_with(markers), **call_id, **message.others}
+
+
+def _check_keys(
+    body: ChatBody, messages: Sequence[Mapping[str, Any]], text: str, render: Callable[[Sequence[Any]], str]
+) -> None:
+    """Check that the text of a conversation has the further keys of its messages: it is another one without them.
+
+    Raises:
+        RequestError: it has not, and the key is not one that servers add to their answers.
+    """
+    keys = {name: None for message in body.messages for name in message.model_extra or ()}
+    if len(keys) > MAX_MESSAGE_KEYS:
+        raise RequestError(f"messages: {len(keys)} keys that OpenAI's do not have: {', '.join(keys)}", param="messages")
+    for name in keys:
+        try:
+            is_shown = render([{**message, name: None} for message in messages]) != text
+        except (TemplateRenderingError, TemplateLimitError):
+            continue
+        index = next(index for index, message in enumerate(messages) if name in message)
+        if is_shown:
+            continue
+        if messages[index]["role"] not in ANSWER_KEYS.get(name, ()):
+            param = f"messages.{index}.{name}"
+            raise RequestError(f"{param}: the chat template does not use it", param=param)
+        body.ignored[f"messages.{name}"] = None
 
 
 def _find_stop(text: str, before: int, stops: Sequence[str]) -> tuple[int, str]:

@@ -122,7 +122,9 @@ class AsyncCheckpointer:
             written, failed = (status / f"{rank}.{outcome}" for outcome in ("written", "failed"))
             while not written.exists():
                 if failed.exists():
-                    raise MachineError(f"rank {rank} could not write its part of the checkpoint: {failed.read_text()}")
+                    raise MachineError(
+                        f"rank {rank} could not write its part of the checkpoint: {failed.read_text(encoding='utf-8')}"
+                    )
                 if self._check_alive is not None:
                     self._check_alive()
                 if time.monotonic() > end:
@@ -166,7 +168,7 @@ class AsyncShardWriter:
             write(staging)
         except BaseException as error:  # reported to the first rank, whatever it is
             with suppress(OSError):
-                status.write_text(f"{type(error).__name__}: {error}")
+                status.write_text(f"{type(error).__name__}: {error}", encoding="utf-8")
             status.rename(status.with_name(f"{self._rank}.failed"))
             raise
         status.rename(status.with_name(f"{self._rank}.written"))

@@ -10,11 +10,12 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from quintet.tracking.atomic_files import TEMPORARY_KEY, translate_os_errors
 from quintet.training.checkpoint.safetensors_files import write_tensors
 from quintet.training.checkpoint.shards import TensorLocation
 
@@ -75,7 +76,7 @@ class HfDirectory:
 
 def capture_files(save: Callable[[Path], object]) -> dict[str, bytes]:
     """Return the contents of the files that `save(directory)` writes, by relative path."""
-    with TemporaryDirectory() as directory:
+    with translate_os_errors(gettempdir(), TEMPORARY_KEY), TemporaryDirectory() as directory:
         save(Path(directory))
         paths = [path for path in Path(directory).rglob("*") if path.is_file()]
         return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
@@ -107,4 +108,6 @@ def _write_index(directory: Path, shards: Mapping[str, Mapping[str, Tensor]]) ->
     total = sum(tensor.numel() * tensor.element_size() for tensors in shards.values() for tensor in tensors.values())
     weight_map = {name: file for file, tensors in shards.items() for name in tensors}
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (directory / "model.safetensors.index.json").write_text(json.dumps(index, indent=1, sort_keys=True))
+    (directory / "model.safetensors.index.json").write_text(
+        json.dumps(index, indent=1, sort_keys=True), encoding="utf-8"
+    )

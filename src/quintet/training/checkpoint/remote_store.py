@@ -84,7 +84,7 @@ class RemoteStore:
             MachineError: the upload failed; the local checkpoint is intact.
         """
         target = f"{self.path}/{directory.name}"
-        names = list(json.loads((directory / MANIFEST_FILE).read_text()))
+        names = list(json.loads((directory / MANIFEST_FILE).read_text(encoding="utf-8")))
         with self._errors(f"copy {directory} to"):
             if self.file_system.exists(target):
                 self.file_system.rm(target, recursive=True)
@@ -157,7 +157,7 @@ class RemoteStore:
             return "its upload was not completed"
         self.file_system.get_file(f"{source}/{MANIFEST_FILE}", str(target / MANIFEST_FILE))
         try:
-            names = list(json.loads((target / MANIFEST_FILE).read_text()))
+            names = list(json.loads((target / MANIFEST_FILE).read_text(encoding="utf-8")))
         except ValueError:
             return "its manifest is unreadable"
         for name in names:

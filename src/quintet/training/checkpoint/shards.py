@@ -107,7 +107,7 @@ def write_shards(
         rows.append(_ShardEntry(shard.name, dtype, shard.shape, shard.offsets, tuple(shard.tensor.shape), *location))
     if tensors:
         write_tensors(checkpoint / f"{name}.safetensors", tensors)
-    (checkpoint / f"{name}.json").write_text(json.dumps([asdict(row) for row in rows]))
+    (checkpoint / f"{name}.json").write_text(json.dumps([asdict(row) for row in rows]), encoding="utf-8")
 
 
 class ShardReader:

@@ -18,7 +18,10 @@ class HfWeights(Mapping[str, Tensor]):
     def __init__(self, directory: Path) -> None:
         index = directory / "model.safetensors.index.json"
         if index.is_file():
-            self._files = {name: directory / file for name, file in json.loads(index.read_text())["weight_map"].items()}
+            self._files = {
+                name: directory / file
+                for name, file in json.loads(index.read_text(encoding="utf-8"))["weight_map"].items()
+            }
             return
         path = directory / "model.safetensors"
         if not path.is_file():

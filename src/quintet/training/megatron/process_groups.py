@@ -210,6 +210,6 @@ def initialize_tp_comm_overlap(options: MegatronConfig, parallel: ParallelConfig
         shape=[options.seq_length // parallel.context, hidden_size],
         tp_size=parallel.tensor,
         use_fp8=False,
-        ub_cfgs=yaml.safe_load(Path(path).read_text()),
+        ub_cfgs=yaml.safe_load(Path(path).read_text(encoding="utf-8")),
         bootstrap_backend=options.tp_comm_bootstrap_backend or "nccl",
     )

@@ -95,7 +95,7 @@ def convert(job: ConversionJob) -> None:
 
 def write_index(directory: Path, tensor: int, pipeline: int) -> None:
     """Write the file that marks the directory as complete."""
-    (directory / INDEX).write_text(json.dumps({"tensor": tensor, "pipeline": pipeline}))
+    (directory / INDEX).write_text(json.dumps({"tensor": tensor, "pipeline": pipeline}), encoding="utf-8")
 
 
 def _write_shard(job: ConversionJob, rank: int, stage: int) -> None:
@@ -132,7 +132,7 @@ class MegatronWeights(Mapping[str, Tensor]):
         """Raise `MachineError` if shards are missing."""
         if not is_complete(directory):
             raise MachineError(f"no converted Megatron weights in {directory}", _conversion_hint(directory))
-        index = json.loads((directory / INDEX).read_text())
+        index = json.loads((directory / INDEX).read_text(encoding="utf-8"))
         self._shape = ModelDims.from_hf_config(hf_config)
         self._paths: dict[str, list[Path]] = {}
         self._megatron_name: dict[str, str] = {}

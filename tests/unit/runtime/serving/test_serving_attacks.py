@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from serving_clients import CONTEXT, Client, hf_engine, served
 
-from quintet.runtime.serving import request_handler
+from quintet.runtime.serving import session_table
 from quintet.runtime.serving.request_schema import MAX_DEPTH, MAX_METADATA_BYTES
 from quintet.runtime.serving.tokenization import StreamingText
 
@@ -75,13 +75,13 @@ def test_the_texts_of_streams_are_computed_outside_of_the_event_loop(
         return update(text, tokens)
 
     monkeypatch.setattr(StreamingText, "update", recorded)
-    client.stream(COMPLETE, {"prompt": "a", "n": 4, "max_tokens": 8, "ignore_eos": True, "stop": ["ab", "zzz"]})
+    client.stream(COMPLETE, {"prompt": "a", "n": 4, "max_tokens": 200, "ignore_eos": True, "stop": ["zzz", "qqqq"]})
     assert threads == {"http"}, "the event loop is the thread http-server"
 
 
 def test_sessions_are_limited_by_their_size(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     chat = {"messages": MESSAGES, "max_tokens": 1, "metadata": {"a": "x" * 10_000}}
-    monkeypatch.setattr(request_handler, "MAX_SESSION_BYTES", 30_000)
+    monkeypatch.setattr(session_table, "MAX_SESSION_BYTES", 30_000)
     for _ in range(3):
         client.ask(f"/sessions/large{CHAT}", chat)
     state, error = client.refused(f"/sessions/large{CHAT}", chat)

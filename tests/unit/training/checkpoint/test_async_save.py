@@ -172,7 +172,7 @@ def test_a_rank_that_cannot_write_is_named_and_no_checkpoint_appears(tmp_path: P
 def test_a_full_disk_on_another_rank_is_reported_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = AsyncCheckpointer(tmp_path, keep=2, other_ranks=["1"], timeout_seconds=20), AsyncShardWriter("1")
 
-    def full(*_: object) -> None:
+    def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
     def both(directory: Path) -> WriteFiles:

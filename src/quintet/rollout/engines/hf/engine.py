@@ -17,13 +17,14 @@ from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
 from quintet.policies.model_loading import cast_weights
 from quintet.policies.vision.image_encoder import text_decoder
 from quintet.policies.vision.image_tokens import check_images
-from quintet.records import Failure, FinishReason, Generation, Request
+from quintet.records import Failure, FinishReason, Generation, PromptLogprobs, Request
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler, TokenMatcher
 from quintet.rollout.engines.hf.engine_check import TAILS, check_engine
 from quintet.rollout.engines.hf.kv_cache import CacheShape
 from quintet.rollout.engines.hf.model_runner import ModelRunner
+from quintet.rollout.engines.hf.prompt_logprobs import PromptScorer
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
 from quintet.rollout.engines.hf.scheduler import Scheduler
 from quintet.rollout.engines.stats_log import StatsLog
@@ -118,6 +119,13 @@ class HfEngine:
         self._stats: StatsLog | None = None
         self.weight_version = weight_version
         self._scheduler = self._build_scheduler()
+        self._scorer = self._build_scorer()
+        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
+        """By request, until it finishes."""
+
+    def _build_scorer(self) -> PromptScorer:
+        shape, head = CacheShape.from_model(self._model), self._model.get_output_embeddings()
+        return PromptScorer(shape, self._runner, head, int(head.weight.shape[0]), self._prefill_tokens)
 
     def _build_scheduler(self) -> Scheduler:
         """A scheduler with empty queues and caches."""
@@ -141,7 +149,7 @@ class HfEngine:
 
     @property
     def busy(self) -> bool:
-        return self._scheduler.busy
+        return self._scheduler.busy or self._scorer.busy
 
     @property
     def max_model_len(self) -> int:
@@ -153,6 +161,14 @@ class HfEngine:
         check_images(request, supported=self._runner.images is not None)
         if request.stop_strings and self._detokenize is None:
             raise ValueError("stop strings require an engine with a detokenizer")
+        if request.prompt_logprobs is not None:
+            if request.images:
+                raise ValueError("log-probs of prompts with images are not supported")
+            self._scorer.add(request)
+        else:
+            self._generate(request)
+
+    def _generate(self, request: Request) -> None:
         self._scheduler.add(request, self.weight_version, self._matcher(request), self._stop_matcher(request))
 
     def _matcher(self, request: Request) -> TokenMatcher | None:
@@ -171,6 +187,7 @@ class HfEngine:
     def step(self) -> list[Generation]:
         scheduler = self._scheduler
         try:
+            scored = self._score_prompts()
             scheduler.admit()
             with trace.span("forward", running=len(scheduler.running.requests), prefilling=scheduler.num_prefilling):
                 hidden = scheduler.forward()
@@ -182,17 +199,36 @@ class HfEngine:
                     scheduler.running.sample(apply_head(self._model.get_output_embeddings(), hidden).float())
             if self._stats:
                 self._stats.record(len(scheduler.running.requests), scheduler.num_waiting)
-            return self._finish_requests()
+            return [*scored, *self._finish_requests()]
         except (MemoryError, torch.OutOfMemoryError) as error:
             count = len(scheduler.running.requests)
             raise EngineError(f"out of memory with {count} requests running: {error}") from error
+
+    def _score_prompts(self) -> list[Generation]:
+        """Compute log-probs of prompts; return the requests that want nothing else, and queue the others."""
+        finished: list[Generation] = []
+        for request, logprobs in self._scorer.step():
+            if request.max_tokens:
+                self._prompt_logprobs[request.id] = logprobs
+                self._generate(request)
+            else:
+                reason = FinishReason.LENGTH
+                finished.append(Generation(request.id, (), (), reason, self.weight_version, prompt_logprobs=logprobs))
+        return finished
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
         return self._scheduler.running.partial_responses(ids)
 
     @torch.inference_mode()
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        return [_generation(scheduled, FinishReason.ABORT) for scheduled in self._scheduler.abort(ids)]
+        waiting = [
+            Generation(request.id, (), (), FinishReason.ABORT, self.weight_version)
+            for request in self._scorer.abort(ids)
+        ]
+        return [*waiting, *(self._generation(each, FinishReason.ABORT) for each in self._scheduler.abort(ids))]
+
+    def _generation(self, scheduled: ScheduledRequest, reason: FinishReason) -> Generation:
+        return _generation(scheduled, reason, self._prompt_logprobs.pop(scheduled.request.id, None))
 
     def load_weights(self, version: int, weights: WeightSource) -> None:
         if weights.module is not self._model:
@@ -200,6 +236,7 @@ class HfEngine:
         self.weight_version = version
         self._scheduler.preempt_all()
         self._scheduler.record_weight_update(version)
+        self._scorer.restart()
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the engine's weights under Hugging Face names."""
@@ -229,7 +266,7 @@ class HfEngine:
         """
         if self.busy:
             raise ValueError("the engine cannot sleep while requests are running")
-        self._scheduler = self._build_scheduler()
+        self._scheduler, self._scorer = self._build_scheduler(), self._build_scorer()
         if self._sleep_device is not None:
             self._model.to(self._sleep_device)
             self._runner.release_weights()
@@ -241,14 +278,14 @@ class HfEngine:
             fuse_projections(text_decoder(self._model.base_model))
 
     def close(self) -> None:
-        self._scheduler = self._build_scheduler()
+        self._scheduler, self._scorer = self._build_scheduler(), self._build_scorer()
 
     def _finish_requests(self) -> list[Generation]:
         running = self._scheduler.running
         reasons = {
             row: reason for row in running.rows.finish_candidates() if (reason := self._finish_reason(row)) is not None
         }
-        generations = [_generation(running.snapshot(row), reason) for row, reason in reasons.items()]
+        generations = [self._generation(running.snapshot(row), reason) for row, reason in reasons.items()]
         if reasons:
             running.finish(reasons)
         return generations
@@ -269,7 +306,9 @@ class HfEngine:
         return FinishReason.CONTEXT if len(request.prompt) + count >= self._max_model_len else None
 
 
-def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation:
+def _generation(
+    scheduled: ScheduledRequest, reason: FinishReason, prompt_logprobs: PromptLogprobs | None
+) -> Generation:
     """The finished request as a record; the token at which it failed is left out."""
     failure, count = None, len(scheduled.tokens)
     if reason is FinishReason.FAILED:
@@ -284,6 +323,7 @@ def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation
         tuple(scheduled.version_changes),
         failure,
         tuple(scheduled.top_logprobs[:count]),
+        prompt_logprobs,
     )
 
 

@@ -42,6 +42,10 @@ class ScheduledRequest:
     """Cached keys and values of `tokens_to_prefill`; None while waiting."""
     penalized_tokens: Tensor | None = None
     """bool [vocab], tokens of prompt and response; only with a repetition penalty."""
+    biases: Tensor | None = None
+    """float32 [vocab], see `LogitsProcessing.biases`; only with a bias, or a frequency or presence penalty."""
+    sampled_tokens: set[int] = field(default_factory=set)
+    """Distinct tokens of the response; only with `biases`."""
     matcher: TokenMatcher | None = None
     """State of the structured output after the response so far, also while the request is preempted."""
     stop_strings: StopStringMatcher | None = None
@@ -59,7 +63,43 @@ class ScheduledRequest:
         """Whether its logits need more than the temperature; see `LogitsProcessing`."""
         request = self.request
         plain = request.top_k == 0 and request.top_p >= 1 and request.min_p == 0 and request.repetition_penalty == 1
-        return not plain or bool(request.min_tokens and request.stop_token_ids) or self.matcher is not None
+        has_minimum = bool(request.min_tokens and request.stop_token_ids)
+        return not plain or has_minimum or self.matcher is not None or self.has_biases
+
+    @property
+    def has_biases(self) -> bool:
+        """Whether numbers are added to its logits."""
+        request = self.request
+        return bool(request.frequency_penalty or request.presence_penalty or request.logit_bias)
+
+    def start_penalties(self, vocab_size: int, device: torch.device) -> None:
+        """Build the tensors of its penalties and biases for the response so far."""
+        if self.request.repetition_penalty != 1.0:
+            self.penalized_tokens = torch.zeros(vocab_size, dtype=torch.bool, device=device)
+            text = [token for token in self.tokens_to_prefill if token >= 0]
+            self.penalized_tokens[torch.tensor(text, device=device)] = True
+        if self.has_biases:
+            self.biases = torch.zeros(vocab_size, device=device)
+            for token, bias in self.request.logit_bias:
+                self.biases[token] += bias
+            self.sampled_tokens.clear()
+            for token in self.tokens:
+                self._penalize(token)
+
+    def record_token(self, token: int) -> None:
+        """Note a sampled token in the state of its sampling."""
+        if self.penalized_tokens is not None:
+            self.penalized_tokens[token] = True
+        if self.biases is not None:
+            self._penalize(token)
+        if self.matcher is not None:
+            self.matcher.accept_token(token)
+
+    def _penalize(self, token: int) -> None:
+        if self.biases is not None:
+            is_first = token not in self.sampled_tokens
+            self.biases[token] -= self.request.frequency_penalty + self.request.presence_penalty * is_first
+            self.sampled_tokens.add(token)
 
 
 @dataclass(slots=True)
@@ -89,15 +129,7 @@ class _SamplingState:
             return None
         device, processed = self.seeds.device, [running[row] for row in self.processed_rows]
         requests = [row_request.request for row_request in processed]
-        penalized = None
-        if any(row_request.penalized_tokens is not None for row_request in processed):
-            empty = torch.zeros(vocab_size, dtype=torch.bool, device=device)
-            penalized = torch.stack(
-                [
-                    empty if row_request.penalized_tokens is None else row_request.penalized_tokens
-                    for row_request in processed
-                ]
-            )
+        penalized = _stacked([row_request.penalized_tokens for row_request in processed])
         return LogitsProcessing(
             torch.tensor(self.processed_rows, device=device),
             torch.tensor([request.top_k for request in requests], device=device),
@@ -105,6 +137,7 @@ class _SamplingState:
             torch.tensor([request.min_p for request in requests], device=device),
             torch.tensor([request.repetition_penalty for request in requests], device=device),
             penalized,
+            _stacked([row_request.biases for row_request in processed]),
             [
                 (index, request.stop_token_ids)
                 for index, request in enumerate(requests)
@@ -112,6 +145,14 @@ class _SamplingState:
             ],
             _allowed_tokens(processed, vocab_size, device),
         )
+
+
+def _stacked(rows: Sequence[Tensor | None]) -> Tensor | None:
+    """Stack the rows, zeros for those that are None; None if all are."""
+    filled = next((row for row in rows if row is not None), None)
+    if filled is None:
+        return None
+    return torch.stack([torch.zeros_like(filled) if row is None else row for row in rows])
 
 
 def _allowed_tokens(
@@ -186,11 +227,7 @@ class RunningBatch:
         tokens, logprobs = sample(logits, state.temperature, numbers, processing)
         rows.append(tokens.cpu().numpy(), logprobs.cpu().numpy())
         for row in state.processed_rows:
-            penalized, matcher = self.requests[row].penalized_tokens, self.requests[row].matcher
-            if penalized is not None:
-                penalized[rows.last_token[row]] = True
-            if matcher is not None:
-                matcher.accept_token(int(rows.last_token[row]))
+            self.requests[row].record_token(int(rows.last_token[row]))
 
     def _record_top_logprobs(self, logits: Tensor, state: _SamplingState) -> None:
         rows = state.top_logprobs_rows

@@ -39,7 +39,7 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogitsProcessing:
-    """Top-k, top-p, min-p, repetition penalty, minimum length and structured outputs, for the m rows that use any."""
+    """Top-k, top-p, min-p, penalties, biases, minimum length and structured outputs, for the m rows that use any."""
 
     rows: Tensor
     """int64 [m], rows of the batch."""
@@ -53,6 +53,8 @@ class LogitsProcessing:
     """[m], applied to `penalized_tokens`."""
     penalized_tokens: Tensor | None = None
     """bool [m, vocab], tokens of prompt and response; None without repetition penalties."""
+    biases: Tensor | None = None
+    """[m, vocab], added to the logits: biases of requests, minus their frequency and presence penalties."""
     banned_tokens: Sequence[tuple[int, tuple[int, ...]]] = ()
     """Indices into `rows` with the tokens that cannot be sampled yet (stop tokens before `min_tokens`)."""
     allowed_tokens: tuple[Tensor, Tensor] | None = None
@@ -138,7 +140,7 @@ def _search(weights: Tensor, sums: Tensor, numbers: Tensor) -> Tensor:
 
 
 def _process(processing: LogitsProcessing, logits: Tensor, temperature: Tensor) -> Tensor:
-    """Logits [m, vocab] after structured outputs, penalty, temperature, min-p, top-k and top-p, in vLLM's order."""
+    """Logits [m, vocab] after structured outputs, penalties, temperature, min-p, top-k and top-p, in vLLM's order."""
     processed = logits.clone()
     if processing.allowed_tokens is not None:
         rows, allowed = processing.allowed_tokens
@@ -147,6 +149,8 @@ def _process(processing: LogitsProcessing, logits: Tensor, temperature: Tensor) 
         penalty = processing.repetition_penalty[:, None]
         penalised = torch.where(processed > 0, processed / penalty, processed * penalty)
         processed = torch.where(processing.penalized_tokens, penalised, processed)
+    if processing.biases is not None:
+        processed += processing.biases
     for row, tokens in processing.banned_tokens:
         processed[row, list(tokens)] = -torch.inf
     processed /= _divisors(temperature)[:, None]

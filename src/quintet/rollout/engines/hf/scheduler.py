@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection
 
-import torch
 from torch import Tensor
 
 from quintet.records import Request
@@ -77,10 +76,7 @@ class Scheduler:
         prompts = self._prefill.acquire([(scheduled.request.id, scheduled.tokens_to_prefill) for scheduled in admitted])
         for scheduled, prompt in zip(admitted, prompts, strict=True):
             scheduled.prompt = prompt
-            if scheduled.request.repetition_penalty != 1.0:
-                scheduled.penalized_tokens = torch.zeros(self._vocab_size, dtype=torch.bool, device=self._device)
-                text = [token for token in scheduled.tokens_to_prefill if token >= 0]
-                scheduled.penalized_tokens[torch.tensor(text, device=self._device)] = True
+            scheduled.start_penalties(self._vocab_size, self._device)
         self._prefilling += admitted
         self.running.invalidate_shared_segments()
 

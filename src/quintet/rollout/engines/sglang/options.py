@@ -153,7 +153,7 @@ def _locate_in(python: str) -> tuple[str | None, str]:
 def _server_args_fields(package: Path) -> Iterator[str]:
     """Fields of `ServerArgs`, which newer releases compose of several classes."""
     for path in (package / "server_args.py", *sorted((package / "arg_groups" / "fields").glob("*.py"))):
-        tree = ast.parse(path.read_text()) if path.is_file() else ast.Module([], [])
+        tree = ast.parse(path.read_text(encoding="utf-8")) if path.is_file() else ast.Module([], [])
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and (path.parent != package or node.name == "ServerArgs"):
                 targets = [line.target for line in node.body if isinstance(line, ast.AnnAssign)]

@@ -129,7 +129,8 @@ class PendingRequest:
 
 def has_penalties(request: Request) -> bool:
     """Return whether SGLang's log-probs are computed after penalties or the mask of a structured output."""
-    return request.repetition_penalty != 1.0 or request.min_tokens > 0 or request.structured_output is not None
+    has_penalty = request.repetition_penalty != 1.0 or request.frequency_penalty or request.presence_penalty
+    return bool(has_penalty or request.logit_bias or request.min_tokens > 0 or request.structured_output is not None)
 
 
 def check_request(request: Request, max_model_len: int, *, has_tokenizer: bool) -> None:
@@ -141,6 +142,8 @@ def check_request(request: Request, max_model_len: int, *, has_tokenizer: bool) 
     """
     if not 0 < len(request.prompt) < max_model_len:
         raise ValueError(f"a prompt of {len(request.prompt)} tokens in a context of {max_model_len}")
+    if request.prompt_logprobs is not None:
+        raise ValueError("SGLang is not asked for log-probs of prompts: use rollout.engine=hf or vllm")
     if (request.stop_strings or request.min_tokens > 0 or request.structured_output) and not has_tokenizer:
         raise ConfigError(
             "SGLang supports stop strings, min_response_tokens and structured outputs only with its own tokenizer",
@@ -184,6 +187,8 @@ def _sampling(request: Request, num_tokens: int, max_tokens: int) -> dict[str, A
         "top_k": request.top_k or TOP_K_OFF,
         "min_p": request.min_p,
         "repetition_penalty": request.repetition_penalty,
+        "frequency_penalty": request.frequency_penalty,
+        "presence_penalty": request.presence_penalty,
         "min_new_tokens": min(max(request.min_tokens - num_tokens, 0), max_tokens),
         "max_new_tokens": max_tokens,
         "sampling_seed": request.seed % (1 << 63),
@@ -191,6 +196,8 @@ def _sampling(request: Request, num_tokens: int, max_tokens: int) -> dict[str, A
     }
     if request.stop_token_ids:
         params["stop_token_ids"] = list(request.stop_token_ids)
+    if request.logit_bias:
+        params["logit_bias"] = {str(token): bias for token, bias in request.logit_bias}
     if request.stop_strings:
         params["stop"] = list(request.stop_strings)
     if request.structured_output is not None:

@@ -160,7 +160,7 @@ class LaunchedServer:
     def log_tail(self) -> str:
         """Return the end of the server's log."""
         try:
-            lines = self._log.read_text(errors="replace").splitlines()
+            lines = self._log.read_text(errors="replace", encoding="utf-8").splitlines()
         except OSError:
             lines = []
         return "\n".join(f"  {line}" for line in lines[-LOG_LINES:]) or "  (no log file; see the output above)"

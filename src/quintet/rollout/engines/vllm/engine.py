@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quintet.errors import ConfigError
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.policies.vision.image_tokens import check_images, with_placeholders
-from quintet.records import Failure, FinishReason, Generation, Request, StructuredOutput, TopLogprobs
+from quintet.records import Failure, FinishReason, Generation, PromptLogprobs, Request, StructuredOutput, TopLogprobs
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.shared_weights import MappedWeights
@@ -71,6 +71,7 @@ class _Running:
     logprobs: list[float] = field(default_factory=list)
     version_changes: list[tuple[int, int]] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
+    prompt_logprobs: PromptLogprobs | None = None
 
     def record_weight_update(self, version: int) -> None:
         """Record that later tokens come from other weights."""
@@ -93,15 +94,17 @@ class _Running:
         return None
 
     def generation(self, stop: FinishReason, failure: Failure | None = None) -> Generation:
+        count = min(len(self.tokens), self.request.max_tokens)  # vLLM samples at least one
         return Generation(
             self.request.id,
-            tuple(self.tokens),
-            tuple(self.logprobs),
+            tuple(self.tokens[:count]),
+            tuple(self.logprobs[:count]),
             stop,
             self.weight_version,
             tuple(self.version_changes),
             failure,
-            tuple(self.top_logprobs[: len(self.tokens)]),
+            tuple(self.top_logprobs[:count]),
+            self.prompt_logprobs,
         )
 
 
@@ -178,13 +181,17 @@ class VllmEngine:
     def _sampling_params(self, request: Request, remaining: int) -> dict[str, Any]:
         """Arguments of vLLM's `SamplingParams`. Stop strings are matched here, because vLLM would need the tokenizer
         and supports only the model's own."""
-        max_tokens = min(request.max_tokens, remaining)
+        max_tokens = max(1, min(request.max_tokens, remaining))
         return {
             "temperature": request.temperature,
             "top_k": request.top_k,
             "top_p": request.top_p,
             "min_p": request.min_p,
             "repetition_penalty": request.repetition_penalty,
+            "frequency_penalty": request.frequency_penalty,
+            "presence_penalty": request.presence_penalty,
+            "logit_bias": dict(request.logit_bias) or None,
+            "prompt_logprobs": request.prompt_logprobs,
             "min_tokens": min(request.min_tokens, max_tokens),
             "max_tokens": max_tokens,
             "stop_token_ids": [token for token in request.stop_token_ids if token < self._vocab_size],
@@ -204,6 +211,8 @@ class VllmEngine:
         """Record vLLM's outputs; yield the requests that finished."""
         for output in outputs:
             run = self._running.get(output.request_id)
+            if run is not None and run.prompt_logprobs is None and output.prompt_logprobs:
+                run.prompt_logprobs = _prompt_logprobs(output.prompt_logprobs, run.request)
             if run is not None and (generation := self._advance(output.request_id, run, output.outputs[0])):
                 yield generation
 
@@ -302,6 +311,14 @@ def _likeliest(entry: Mapping[int, Any], count: int) -> TopLogprobs:
     """The likeliest tokens at a position, to which vLLM adds the sampled token."""
     ordered = sorted(entry.items(), key=lambda item: -item[1].logprob)
     return tuple((token, item.logprob) for token, item in ordered[:count])
+
+
+def _prompt_logprobs(entries: Sequence[Any], request: Request) -> PromptLogprobs:
+    """The log-probs of a prompt; vLLM's first entry is None."""
+    positions = list(zip(request.prompt[1:], entries[1:], strict=True))
+    logprobs = tuple(entry[token].logprob for token, entry in positions)
+    count = request.prompt_logprobs or 0
+    return PromptLogprobs(logprobs, tuple(_likeliest(entry, count) for _, entry in positions) if count else ())
 
 
 def _generation(run: _Running, reason: str) -> Generation:

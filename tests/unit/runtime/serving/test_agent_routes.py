@@ -1,0 +1,227 @@
+"""If these fail, agents that speak OpenAI's responses or Anthropic's messages get other answers than chats do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import anthropic
+import openai
+import pytest
+from serving_clients import CONTEXT, Client, hf_engine, served
+from test_client_compatibility import TEMPLATE
+
+from quintet.policies.model_loading import load_tokenizer
+from quintet.runtime.serving.tokenization import ChatTokenizer
+
+CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
+WAYS = {"type": "object", "properties": {"way": {"enum": ["left", "right"]}}, "required": ["way"]}
+SCHEMA = {**WAYS, "additionalProperties": False}
+HISTORY = [
+    {"role": "system", "content": "Walk."},
+    {"role": "user", "content": "_ P"},
+    {
+        "role": "assistant",
+        "content": "I look.",
+        "reasoning_content": "Hm. ",
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "move", "arguments": '{"way": "left"}'}}],
+    },
+    {"role": "tool", "tool_call_id": "c1", "content": "done"},
+    {"role": "user", "content": "And now?"},
+]
+SAMPLING = {"temperature": 0.0}
+GREEDY = {"extra_body": SAMPLING}
+"""Anthropic's library no longer has the parameter."""
+
+
+def completed(ask: Callable[[], Any]) -> Any:
+    """The first answer that is not cut: a random policy may write spaces up to the end of its context."""
+    for _ in range(30):
+        answer = ask()
+        if getattr(answer, "status", None) == "completed" or getattr(answer, "stop_reason", None) == "tool_use":
+            return answer
+    raise AssertionError("no answer is complete")
+
+
+@pytest.fixture(scope="module")
+def client(policy_directory: Path) -> Iterator[Client]:
+    tokenizer = load_tokenizer(policy_directory)
+    tokenizer.chat_template = TEMPLATE
+    chat_tokenizer = ChatTokenizer(tokenizer, (tokenizer.eos_token_id,))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("serving_clients.CONTEXT", 512)
+        with served(hf_engine(policy_directory), policy_directory, chat_tokenizer=chat_tokenizer) as made:
+            yield made
+
+
+@pytest.fixture
+def responses(client: Client) -> Iterator[Any]:
+    with openai.OpenAI(base_url=f"{client.url}/v1", api_key="none", max_retries=0) as library:
+        yield library.responses
+
+
+@pytest.fixture
+def messages(client: Client) -> Iterator[Any]:
+    with anthropic.Anthropic(base_url=client.url, api_key="none", max_retries=0) as library:
+        yield library.messages
+
+
+RESPONSES_HISTORY = [
+    {"role": "user", "content": [{"type": "input_text", "text": "_ P"}]},
+    {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type": "reasoning_text", "text": "Hm. "}]},
+    {
+        "type": "message",
+        "id": "msg_1",
+        "role": "assistant",
+        "status": "completed",
+        "content": [{"type": "output_text", "text": "I look.", "annotations": []}],
+    },
+    {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "move", "arguments": '{"way": "left"}'},
+    {"type": "function_call_output", "call_id": "c1", "output": "done"},
+    {"role": "user", "content": "And now?"},
+]
+MESSAGES_HISTORY = [
+    {"role": "user", "content": "_ P"},
+    {
+        "role": "assistant",
+        "content": [
+            {"type": "thinking", "thinking": "Hm. ", "signature": "s"},
+            {"type": "text", "text": "I look."},
+            {"type": "tool_use", "id": "c1", "name": "move", "input": {"way": "left"}},
+        ],
+    },
+    {
+        "role": "user",
+        "content": [
+            {"type": "tool_result", "tool_use_id": "c1", "content": [{"type": "text", "text": "done"}]},
+            {"type": "text", "text": "And now?", "cache_control": {"type": "ephemeral"}},
+        ],
+    },
+]
+
+
+def test_a_history_has_the_same_tokens_on_all_routes(client: Client, responses: Any, messages: Any) -> None:
+    body = {"messages": HISTORY, "max_tokens": 12, "return_token_ids": True, **SAMPLING}
+    chat = client.ask(CHAT, body)
+    text, count = chat["choices"][0]["message"]["content"], len(chat["prompt_token_ids"])
+    response = responses.create(
+        model="tiny", instructions="Walk.", input=RESPONSES_HISTORY, max_output_tokens=12, store=False, **SAMPLING
+    )
+    assert (response.output_text, response.usage.input_tokens) == (text, count)
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    message = messages.create(model="tiny", system="Walk.", messages=MESSAGES_HISTORY, max_tokens=12, **GREEDY)
+    assert ([block.text for block in message.content], message.usage.input_tokens) == ([text], count)
+    assert message.stop_reason == "max_tokens"
+    assert messages.count_tokens(model="tiny", system="Walk.", messages=MESSAGES_HISTORY).input_tokens == count
+
+
+def test_responses_stream_what_they_return(responses: Any) -> None:
+    body = {"model": "tiny", "input": "_ P", "max_output_tokens": 20, "top_logprobs": 2, **SAMPLING}
+    whole = responses.create(**body)
+    events = list(responses.create(**body, stream=True))
+    assert events[-1].type == "response.incomplete"
+    final = events[-1].response
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == whole.output_text
+    assert final.output_text == whole.output_text
+    assert final.usage == whole.usage
+    values = [[each.logprob for each in r.output[0].content[0].logprobs] for r in (whole, final)]
+    assert values[0] == values[1]
+    assert len(values[0]) == 20
+
+
+def test_messages_stream_what_they_return(messages: Any) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "_ P"}], "max_tokens": 20, **GREEDY}
+    whole = messages.create(**body)
+    with messages.stream(**body) as stream:
+        text = "".join(stream.text_stream)
+        final = stream.get_final_message()
+    assert text == final.content[0].text == whole.content[0].text
+    assert (final.usage.input_tokens, final.usage.output_tokens) == (whole.usage.input_tokens, 20)
+    assert final.stop_reason == "max_tokens"
+
+
+def test_calls_are_returned_and_streamed_on_both_routes(responses: Any, messages: Any) -> None:
+    tool = {"type": "function", "name": "move", "parameters": SCHEMA, "strict": True}
+    body = {"model": "tiny", "input": "_ P", "tools": [tool], "tool_choice": "required"}
+
+    def streamed_response() -> Any:
+        events = list(responses.create(**body, stream=True))
+        (arguments,) = [event.arguments for event in events if event.type == "response.function_call_arguments.done"]
+        assert events[-1].response.output[0].arguments == arguments
+        return events[-1].response
+
+    for ask in (lambda: responses.create(**body), streamed_response):
+        (call,) = completed(ask).output
+        assert (call.type, call.name) == ("function_call", "move")
+        assert json.loads(call.arguments)["way"] in ("left", "right")
+
+    tools = [{"name": "move", "input_schema": SCHEMA}]
+    question = {"model": "tiny", "messages": [{"role": "user", "content": "_ P"}], "max_tokens": 200, "tools": tools}
+
+    def streamed_message() -> Any:
+        with messages.stream(**question, tool_choice={"type": "tool", "name": "move"}) as stream:
+            return stream.get_final_message()
+
+    for ask in (lambda: messages.create(**question, tool_choice={"type": "any"}), streamed_message):
+        (block,) = completed(ask).content
+        assert (block.type, block.name) == ("tool_use", "move")
+        assert block.input["way"] in ("left", "right")
+
+
+def test_formats_and_stop_sequences_hold_on_both_routes(responses: Any, messages: Any) -> None:
+    output_format = {"type": "json_schema", "name": "answer", "schema": SCHEMA, "strict": True}
+    answer = completed(lambda: responses.create(model="tiny", input="_ P", text={"format": output_format}))
+    assert json.loads(answer.output_text)["way"] in ("left", "right")
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "_ P"}], "max_tokens": 20, **GREEDY}
+    text = messages.create(**body).content[0].text
+    stop = text[len(text) // 2 :][:3]
+    cut = messages.create(**body, stop_sequences=[stop])
+    assert (cut.stop_reason, cut.stop_sequence) == ("stop_sequence", stop)
+    assert "".join(block.text for block in cut.content) == text[: text.index(stop)]
+
+
+def test_errors_have_the_form_and_the_fields_of_their_route(client: Client, responses: Any, messages: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match="maximum context length") as error:
+        responses.create(model="tiny", input="P" * 2 * CONTEXT * 4)
+    assert (error.value.code, error.value.param) == ("context_length_exceeded", "input")
+    with pytest.raises(openai.BadRequestError, match="send the whole history"):
+        responses.create(model="tiny", input="P", previous_response_id="resp_1")
+    with pytest.raises(openai.BadRequestError) as error:
+        responses.create(model="tiny", input=[{"role": "user", "content": [{"type": "input_text", "text": 7}]}])
+    assert error.value.param == "input.0.content.0.text"
+    with pytest.raises(openai.NotFoundError):
+        responses.create(model="other", input="P")
+    with pytest.raises(anthropic.BadRequestError) as error:
+        messages.create(
+            model="tiny", max_tokens=2, messages=[{"role": "user", "content": "P"}], extra_body={"top_p": 7}
+        )
+    assert error.value.body["type"] == "error"
+    assert error.value.body["error"]["type"] == "invalid_request_error"
+    assert "top_p" in error.value.message
+    with pytest.raises(anthropic.NotFoundError):
+        messages.create(model="other", max_tokens=2, messages=[{"role": "user", "content": "P"}])
+
+
+def test_anthropics_key_is_the_token(policy_directory: Path) -> None:
+    with served(hf_engine(policy_directory), policy_directory, token="sesame") as guarded:
+        body = {"model": "tiny", "max_tokens": 2, "messages": [{"role": "user", "content": "P"}]}
+        with anthropic.Anthropic(base_url=guarded.url, api_key="sesame", max_retries=0) as library:
+            assert library.messages.create(**body).content
+        with (
+            anthropic.Anthropic(base_url=guarded.url, api_key="other", max_retries=0) as library,
+            pytest.raises(anthropic.AuthenticationError),
+        ):
+            library.messages.create(**body)
+
+
+@pytest.mark.parametrize("route", [RESPONSES, MESSAGES])
+def test_a_session_records_what_an_agent_asks_on_any_route(client: Client, route: str) -> None:
+    question: dict[str, Any] = {"input": "_ P", "max_output_tokens": 4}
+    if route == MESSAGES:
+        question = {"messages": [{"role": "user", "content": "_ P"}], "max_tokens": 4}
+    name = route.rpartition("/")[2]
+    client.ask(f"/sessions/{name}{route}", question)
+    assert client.get("/sessions")["sessions"][name] == 1
