@@ -6,20 +6,12 @@ from pathlib import Path
 from _features import DIRECTORY, MODEL, URL, feature
 
 with feature("benchmark"):
-    command = [str(Path(sys.executable).with_name("guidellm")), "benchmark", "run", "--target", URL.removesuffix("/v1")]
-    command += [
-        "--model",
-        MODEL,
-        "--processor",
-        DIRECTORY,
-        "--profile",
-        "concurrent",
-        "--rate",
-        "2",
-        "--max-requests",
-        "4",
-    ]
-    command += ["--data", "prompt_tokens=32,output_tokens=8", "--output-dir", "."]
+    command = [str(Path(sys.executable).with_name("guidellm")), "run", "--disable-console-interactive"]
+    command += ["--backend", f"kind=openai_http,target={URL.removesuffix('/v1')},model={MODEL}"]
+    command += ["--tokenizer", f"kind=huggingface_auto,model={DIRECTORY}"]
+    command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"]
+    command += ["--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=4"]
+    command += ["--output", "kind=json,path=benchmarks.json"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, (done.stdout + done.stderr)[-500:]
     assert list(Path().glob("benchmark*.json"))

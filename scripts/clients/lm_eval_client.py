@@ -48,7 +48,7 @@ served = {
     "max_length": 512,
     "tokenizer_backend": "huggingface",
 }
-local = {"pretrained": DIRECTORY, "dtype": "float32", "max_length": 512}
+local = {"pretrained": DIRECTORY, "dtype": "float32", "max_length": 512, "device": "cpu"}
 with feature("loglikelihood equal to hf to 1e-3"):
     expected = samples("choice", "hf", local)
     actual = samples("choice", "local-completions", served)
