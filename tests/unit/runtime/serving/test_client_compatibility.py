@@ -335,3 +335,12 @@ def test_the_documentation_lists_the_fields_of_each_class() -> None:
     described = set(re.findall(r"`([\w.]+)`", tables))
     names = {*ChatBody.model_fields, *CompletionBody.model_fields} - {"messages", "prompt"}
     assert names <= described, names - described
+
+
+def test_the_documentation_lists_the_clients_that_were_tried() -> None:
+    results = json.loads((DOCS.parents[1] / "benchmarks/results/clients.json").read_text(encoding="utf-8"))
+    section = DOCS.read_text(encoding="utf-8").split("## Clients that were tried")[1].split("\n## ")[0]
+    for client in results["clients"].values():
+        assert not any(client["features"].values()), "the text says that all features work"
+        assert f"| {', '.join(client['features'])} |" in section
+        assert all(f" {version} |" in section for version in client["versions"].values())
