@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.text import Text
 
+from quintet.config.native.data import DataConfig
 from quintet.data.conversations import ConversationFormat, TokenSequence, parse_conversation
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-    from quintet.config.native.data import DataConfig
 
 TRAINED: Final = ("bold black on green", "bold black on bright_green")
 """Styles of trained tokens, which alternate so that their borders are visible."""

@@ -32,7 +32,7 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer
 from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.engines.free_running_engines import FreeRunningEngines
-from quintet.runtime.engines.weight_sync import WeightSync
+from quintet.runtime.engines.weight_sources import WeightSync
 from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
 from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.reward_scorer import build_reward_scorer

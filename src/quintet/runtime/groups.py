@@ -10,6 +10,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from torch import Tensor
+
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.learners import OptimizerConfig
 from quintet.policies.reward_model import ResponseScorer
@@ -21,7 +23,6 @@ from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.protocols import Actor, Critic, LogProbScorer
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from transformers import PreTrainedModel
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
@@ -19,9 +20,6 @@ from quintet.training.optim.loss_scale import LossScale
 from quintet.training.packing import MicroBatchBudget
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 def build_chunk_learner(

@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from torch import Tensor
+
 from quintet.config.native.experiment import Experiment
 from quintet.policies.model_loading import cast_weights
 from quintet.runtime.engines.engine_builders import engine_dtype, load_merged_model
 from quintet.training.parallel.process_group import RankGroup
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
@@ -36,9 +37,6 @@ from quintet.training.parallel.process_group import SINGLE_RANK, RankGroup
 from quintet.training.parallel.strategy import ReplicatedStrategy
 from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer, LossScaled, PolicyCopy
 from quintet.training.sharded_reward_model import load_reward_model
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 ACTOR_SCALE, CRITIC_SCALE = f"{ACTOR}_scale", f"{CRITIC}_scale"
 """Names of the loss scales in a checkpoint."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
@@ -30,9 +32,6 @@ from quintet.runtime.engines.staged_weights import StagedWeights
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.protocols import Actor, Critic, LogProbScorer
 from quintet.training.sharded_reward_model import shards_reward_model
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Weights = Callable[[], Iterator[tuple[str, "Tensor"]]]
 

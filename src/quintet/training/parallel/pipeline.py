@@ -10,11 +10,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from quintet.policies.causal_lm import PolicyModule, ValueModel
 from quintet.policies.packed_batch import PackedBatch
@@ -27,9 +28,6 @@ from quintet.policies.parallel.pipeline_stages import (
 )
 from quintet.training.optim.grad_norm import GradNormGroup, clip_grad_norm
 from quintet.training.parallel.process_group import RankGroup
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 BackwardContext = Callable[[bool], AbstractContextManager[object]]

@@ -18,8 +18,8 @@ from transformers import PreTrainedTokenizerFast
 
 from quintet.policies.model_loading import load_tokenizer
 from quintet.policies.tiny_models import train_tokenizer
-from quintet.runtime.serving.logprob_format import LogprobFormat, TextOffsets
 from quintet.runtime.serving.request_schema import ChatBody, CompletionBody
+from quintet.runtime.serving.responses import LogprobFormat, TextOffsets
 from quintet.runtime.serving.token_bytes import token_names
 from quintet.runtime.serving.tokenization import ChatTokenizer
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import mmap
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +13,6 @@ import torch
 from torch import Tensor
 
 from quintet.kernels.decode import DecodeKernels, decode_kernels
-from quintet.rollout.engines.hf.huge_pages import zeros
 
 BLOCK = 32
 """Tokens by which the slots of a cache grow, at least."""
@@ -113,3 +115,20 @@ class KVCache:
     def _empty(self, slots: int, length: int) -> Tensor:
         shape = self._shape
         return zeros((slots, shape.kv_heads, length, shape.dim), shape.dtype, shape.device)
+
+
+HUGE_PAGE = 2 << 20
+"""Size of a huge page in bytes (x86-64 and arm64 Linux)."""
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor of zeros, on a CPU under Linux in huge pages if it fills at least two."""
+    count = math.prod(shape)
+    if device.type != "cpu" or count * dtype.itemsize < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, count * dtype.itemsize + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # kernels without huge pages: small pages work as well
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    buffer = torch.frombuffer(memory, dtype=dtype)
+    start = -buffer.data_ptr() % HUGE_PAGE // dtype.itemsize
+    return buffer[start : start + count].view(*shape)

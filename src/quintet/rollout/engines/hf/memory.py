@@ -6,11 +6,12 @@ import math
 import os
 from typing import TYPE_CHECKING
 
+import torch
+
 from quintet.errors import ConfigError
 from quintet.rollout.engines.hf.kv_cache import key_dim
 
 if TYPE_CHECKING:
-    import torch
     from transformers import PreTrainedModel
 
 KEY = "rollout.engine_options.memory_share"
