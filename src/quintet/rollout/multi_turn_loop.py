@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from quintet.config.interaction_files import run_users
 from quintet.config.native.experiment import Experiment
@@ -18,7 +18,6 @@ from quintet.rollout.chat.reply_messages import ReplyMessages
 from quintet.rollout.chat.tool_calls import split_tool_calls
 from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import Episode
-from quintet.rollout.replies import Reply, ReplySource
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.rollout.single_turn_loop import PromptSource, RunningPrompt, SingleTurnLoop, response_prefix, response_text
 from quintet.tools.executor import ToolExecutor
@@ -34,6 +33,50 @@ if TYPE_CHECKING:
 
 POLL_SECONDS: Final = 0.05
 """Time to wait for a source of replies while another one has requests in progress, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Reply to a response."""
+
+    texts: tuple[str, ...] = ()
+    """One or several messages."""
+    rewards: tuple[float, ...] = ()
+    """Rewards of the response."""
+    ended: bool = False
+    """Whether the episode ends with it."""
+    failure: Failure | None = None
+    """Set in place of everything else: the episode has failed."""
+
+
+class ReplySource(Protocol):
+    """Replies to the responses of many episodes at a time."""
+
+    messages: ReplyMessages
+    """Encodes the replies."""
+    reward_key: str
+    """Name of the rewards in the `extra_info` of the reward function."""
+    reward_weight: float
+    """Factor on the rewards."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether replies are awaited."""
+
+    def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Start a reply to the response of an episode, which is the last message; return False if there is no reply."""
+
+    def poll(self, *, wait: bool, seconds: float | None) -> list[tuple[int, Reply]]:
+        """Return the replies that have arrived, by episode; `wait` waits for an event, up to `seconds` if given."""
+
+    def drop(self, number: int) -> None:
+        """End an episode; an awaited reply does not arrive."""
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call."""
+
+    def close(self) -> None:
+        """End all processes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import math
+import socket
 from collections.abc import Awaitable, Callable, Mapping
 from functools import cache
 from importlib import resources
@@ -19,6 +20,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from quintet.errors import MachineError, UserError
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.http_service.server import LimitedServer
 from quintet.viewer.episode_routes import EpisodeRoutes
 from quintet.viewer.metric_routes import metric_routes
 from quintet.viewer.run_catalog import RunCatalog
@@ -158,3 +160,8 @@ def security_policy() -> str:
         "img-src 'self' data:; media-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
         "frame-ancestors 'none'"
     )
+
+
+def serve(catalog: RunCatalog, address: Address, listener: socket.socket) -> None:
+    """Serve the viewer until the process is interrupted."""
+    LimitedServer(build_app(catalog, address)).run(sockets=[listener])

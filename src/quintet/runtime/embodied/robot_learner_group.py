@@ -15,8 +15,7 @@ from quintet.rollout.chunk_rollout import Sample
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ROBOTS, WORKER, RobotLearner, RolloutRecords
-from quintet.runtime.calls.remote_proxy import remote_proxy
-from quintet.runtime.calls.transport import Transport
+from quintet.runtime.calls.transport import Transport, remote_proxy
 from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs
 from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
 from quintet.runtime.embodied.rollout_runner import RolloutRunner

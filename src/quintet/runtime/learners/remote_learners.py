@@ -26,8 +26,7 @@ from quintet.runtime.calls.remote_interface import (
     WARM_START_ACTOR,
     WORKER,
 )
-from quintet.runtime.calls.remote_proxy import remote_proxy
-from quintet.runtime.calls.transport import Transport
+from quintet.runtime.calls.transport import Transport, remote_proxy
 from quintet.runtime.engines.staged_weights import StagedWeights
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.protocols import Actor, Critic, LogProbScorer
