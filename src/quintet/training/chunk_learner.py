@@ -21,8 +21,8 @@ from quintet.training.checkpoint.shards import ShardReader
 from quintet.training.checkpoint.state_dict import has_flat_parameters, load_model_state_dict, model_state_dict
 from quintet.training.learner import GradientLearner, M
 from quintet.training.learner_setup import LearnerSetup
+from quintet.training.offload import reshard
 from quintet.training.parallel.process_group import Assignment
-from quintet.training.parallel.reshard import reshard
 from quintet.training.parallel.strategy import VALUE_HEAD, ParallelStrategy, ReplicatedStrategy, parameter_name
 from quintet.training.scorer import autocast
 
