@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from quintet.records import FinishReason, Generation, Request, StructuredOutput
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import AsyncEngine, EngineDeadError, PendingRequests
 from quintet.rollout.engines.grammars import Grammar, GrammarCompiler, GrammarMemoryError
 from quintet.rollout.sessions import Exchange, Prompt, Session
@@ -30,6 +30,7 @@ from quintet.runtime.serving.request_schema import (
     OpenAiBody,
 )
 from quintet.runtime.serving.tokenization import ChatTokenizer, Response
+from quintet.sampling import StructuredOutput
 from quintet.seeds import derive_seed
 
 DEFAULT_COMPLETION_TOKENS = 16

@@ -11,7 +11,6 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from quintet.errors import nearest
-from quintet.records import StructuredOutput
 from quintet.rollout.chat.tool_calls import call_schema
 from quintet.runtime.http_service.json_limits import check_depth, check_separators
 from quintet.runtime.http_service.request_error import RequestError
@@ -26,6 +25,7 @@ from quintet.runtime.serving.body_parts import (
     Text,
     Tool,
 )
+from quintet.sampling import StructuredOutput
 
 MAX_SEPARATORS = {",": 1 << 20, ":": 1 << 17}
 """Maximum number of commas and colons in a body, because many values and keys take seconds to parse."""

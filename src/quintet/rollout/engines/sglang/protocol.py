@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.errors import ConfigError
-from quintet.records import FinishReason, Request, StructuredOutput, TopLogprobs
+from quintet.records import FinishReason, Request, TopLogprobs
 from quintet.rollout.engines.compiled_grammars import ANY_OBJECT
+from quintet.sampling import StructuredOutput
 
 CONTROLS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "abort_request": ("AbortReq", ("rid",)),
