@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from quintet.errors import nearest
+from quintet.package_files import read_yaml
 from quintet.rollout.chat.tool_calls import call_schema
 from quintet.runtime.http_service.json_limits import check_depth, check_separators
 from quintet.runtime.http_service.request_error import RequestError
@@ -239,30 +240,11 @@ class RewardBody(Part):
 class _UnsupportedField:
     """Unsupported field of OpenAI: values without effect, which are ignored, and what to use instead."""
 
-    values: tuple[Any, ...]
+    values: list[Any]
     hint: str
 
 
-UNSUPPORTED_FIELDS: Mapping[str, _UnsupportedField] = {
-    "echo": _UnsupportedField((False,), "prompts are not scored; return_token_ids returns their tokens"),
-    "suffix": _UnsupportedField(("",), "add it to the prompt"),
-    "best_of": _UnsupportedField((1,), "request n completions with logprobs, and use the best"),
-    "top_logprobs": _UnsupportedField((0,), "set logprobs to the number of tokens"),
-    "prompt_logprobs": _UnsupportedField((), "prompts are not scored"),
-    "frequency_penalty": _UnsupportedField((0,), "use repetition_penalty"),
-    "presence_penalty": _UnsupportedField((0,), "use repetition_penalty"),
-    "logit_bias": _UnsupportedField(({},), "not supported"),
-    "functions": _UnsupportedField(([],), "use tools"),
-    "function_call": _UnsupportedField(("none",), "use tool_choice"),
-    "modalities": _UnsupportedField((["text"],), "completions are text"),
-    "store": _UnsupportedField((False,), "sessions record completions: /sessions/<id>/v1/…"),
-    "service_tier": _UnsupportedField(("auto", "default"), "there is only one"),
-    "length_penalty": _UnsupportedField((1,), "beam search is not supported"),
-    "use_beam_search": _UnsupportedField((False,), "beam search is not supported"),
-    "chat_template": _UnsupportedField((), "the model's template is used"),
-    "continue_final_message": _UnsupportedField((False,), "write the prompt yourself and use /v1/completions"),
-    "reasoning_effort": _UnsupportedField((), "set a variable of the chat template: chat_template_kwargs"),
-}
+UNSUPPORTED_FIELDS = {name: _UnsupportedField(**field) for name, field in read_yaml(__file__).items()}
 
 B = TypeVar("B", bound=Part)
 

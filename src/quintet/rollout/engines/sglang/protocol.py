@@ -13,30 +13,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.errors import ConfigError
+from quintet.package_files import read_yaml
 from quintet.records import FinishReason, Request, TopLogprobs
 from quintet.rollout.engines.compiled_grammars import ANY_OBJECT
 from quintet.sampling import StructuredOutput
 
 CONTROLS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
-    "abort_request": ("AbortReq", ("rid",)),
-    "begin_weight_update": ("BeginWeightUpdateReqInput", ()),
-    "continue_generation": ("ContinueGenerationReqInput", ()),
-    "end_weight_update": ("EndWeightUpdateReqInput", ()),
-    "flush_cache": (None, ()),
-    "pause_generation": ("PauseGenerationReqInput", ("mode",)),
-    "release_memory_occupation": ("ReleaseMemoryOccupationReqInput", ("tags",)),
-    "resume_memory_occupation": ("ResumeMemoryOccupationReqInput", ("tags",)),
-    "update_weights_from_disk": (
-        "UpdateWeightFromDiskReqInput",
-        ("model_path", "load_format", "weight_version", "flush_cache"),
-    ),
-    "update_weights_from_tensor": (
-        "UpdateWeightsFromTensorReqInput",
-        ("serialized_named_tensors", "load_format", "weight_version", "flush_cache"),
-    ),
+    name: (control["record"], tuple(control["fields"])) for name, control in read_yaml(__file__)["controls"].items()
 }
-"""Control requests. Each name is an HTTP route and a method of the tokenizer manager; the values are the record that it
-takes (`srt/managers/io_struct.py`) and the fields that are set."""
+"""Record of each control request, and its fields that are set."""
 
 MAX_REPETITION_PENALTY = 2.0
 TOP_K_OFF = -1
