@@ -12,7 +12,7 @@ from quintet.records import Failure, Generation, Request
 from quintet.rollout.engines.engine import Engine
 from quintet.rollout.engines.restarting_engine import LostRequest, RestartingEngine, engine_failure, failed_generation
 from quintet.rollout.engines.weight_source import WeightSource
-from quintet.runtime.calls.remote_interface import STEPS_PER_CALL
+from quintet.runtime.calls.remote_interface import STEPS_PER_CALL, EngineAction
 from quintet.runtime.engines.request_router import RequestRouter
 
 POLL_SECONDS = 0.05
@@ -214,18 +214,18 @@ class RoutedEngines:
 
     def reset_prefix_cache(self) -> None:
         self._router.forget_prompts()
-        for engine in self._engines:
-            engine.reset_prefix_cache()
-        self._reassign_all_lost()
+        self._control("reset_prefix_cache")
 
     def sleep(self) -> None:
-        for engine in self._engines:
-            engine.sleep()
-        self._reassign_all_lost()
+        self._control("sleep")
 
     def wake_up(self) -> None:
+        self._control("wake_up")
+
+    def _control(self, action: EngineAction) -> None:
+        """Call a method without arguments of each engine."""
         for engine in self._engines:
-            engine.wake_up()
+            getattr(engine, action)()
         self._reassign_all_lost()
 
     def _reassign_all_lost(self) -> None:
