@@ -21,7 +21,7 @@ MAX_REASSIGNMENTS = 2
 
 
 class RoutedEngines:
-    """See `EngineGroup` and, for the choice of an engine, `RequestRouter`.
+    """Engines behind the interface of a single one: each request is routed to one of them, see `RequestRouter`.
 
     Each call of `step` advances all engines that have requests, and ends with the slowest one. So the order of results
     does not depend on timing, and a run remains reproducible. Requests that a dead engine has lost go to another one;
@@ -51,7 +51,7 @@ class RoutedEngines:
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """See `EngineGroup.engines`; after restarts, the engines that run now."""
+        """The engines that the requests are routed to; after restarts, the engines that run now."""
         return tuple(engine.current for engine in self._engines)
 
     @property

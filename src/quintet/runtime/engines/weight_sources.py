@@ -14,8 +14,9 @@ from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ACTOR, ENGINE
 from quintet.runtime.calls.transport import Transport
+from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.engines.engine_weights import EngineWeights
-from quintet.runtime.groups import EngineGroup, PolicyGroup
+from quintet.runtime.groups import PolicyGroup
 
 
 @runtime_checkable
@@ -95,7 +96,7 @@ class PolicyWeights:
 class WeightSync:
     """Puts engines to sleep while the policy is trained, and wakes them up with its new weights."""
 
-    def __init__(self, weights: PolicyWeights, engines: EngineGroup, config: Experiment) -> None:
+    def __init__(self, weights: PolicyWeights, engines: RoutedEngines, config: Experiment) -> None:
         self._weights = weights
         self._engines = engines
         options = config.rollout.engine_options
