@@ -27,7 +27,7 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.signals import StopRequest
 from quintet.seeds import derive_seed
 from quintet.tracking.atomic_files import translate_os_errors
-from quintet.tracking.robot_summaries import summarize_robot_episodes
+from quintet.tracking.summaries import summarize_robot_episodes
 from quintet.training.checkpoint.checkpoint import Checkpoint
 from quintet.training.chunk_learner import ChunkRates
 
