@@ -30,7 +30,7 @@ from quintet.runtime.env_service.vagen_routes import vagen_router
 from quintet.runtime.env_service.worker_pool import WorkerPool, check_platform
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
-from quintet.runtime.http_service.json_limits import check_separators
+from quintet.runtime.http_service.limits import check_separators
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.http_service.request_guard import (
     PiecewiseResponse,

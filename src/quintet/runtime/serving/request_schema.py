@@ -13,7 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from quintet.errors import nearest
 from quintet.package_files import read_yaml
 from quintet.rollout.chat.tool_calls import call_schema
-from quintet.runtime.http_service.json_limits import check_depth, check_separators
+from quintet.runtime.http_service.limits import check_depth, check_separators
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import (
     Function,
