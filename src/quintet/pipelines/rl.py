@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from quintet.config.composed import ComposedConfig
 from quintet.pipelines.embodied.training import train_in_simulator
-from quintet.pipelines.episode_log import with_tokens
+from quintet.pipelines.episode_tokens import with_tokens
 from quintet.pipelines.experience import (
     add_advantages,
     add_log_probs,

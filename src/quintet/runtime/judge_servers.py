@@ -23,7 +23,7 @@ from quintet.config.plan.process_layout import process_layout
 from quintet.data.chat_templates import chat_template
 from quintet.errors import MachineError
 from quintet.rewards.judge_server import JudgeServer
-from quintet.runtime.serving.launched import LaunchSettings
+from quintet.runtime.serving.launch_settings import LaunchSettings
 
 MODULE = "quintet.runtime.serving.launched"
 LOOPBACK, ALL_INTERFACES = "127.0.0.1", "0.0.0.0"  # noqa: S104 - clients need the token

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from quintet.config.compose import load_experiment
-from quintet.pipelines.episode_log import with_tokens
+from quintet.pipelines.episode_tokens import with_tokens
 from quintet.pipelines.experience import collate_rollout
 from quintet.pipelines.rollout_step import Rollout
 from quintet.records import Batch, FinishReason, Outcome, Trajectory, Turn
