@@ -33,7 +33,7 @@ from quintet.policies.vla.build import prepare_for_training
 from quintet.policies.vla.openvla_config import OpenVlaConfig
 from quintet.policies.vla.openvla_oft import OpenVlaOftPolicy
 from quintet.runtime.device import compute_device
-from quintet.runtime.embodied.learner_builder import build_policy_learner
+from quintet.runtime.embodied.robot_learner import build_policy_learner
 from quintet.training.chunk_learner import ChunkLearner, ChunkRates
 from quintet.training.parallel.process_group import RankGroup
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from quintet.relations import Relation
 from quintet.reward_sum import sum_rewards
+from quintet.sampling import SamplingSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -197,22 +198,7 @@ class RewardResult:
 
 
 @dataclass(frozen=True, slots=True)
-class StructuredOutput:
-    """Constraint on the text of a response.
-
-    >>> StructuredOutput("regex", "[0-9]+").kind
-    'regex'
-    """
-
-    kind: Literal["json_object", "json_schema", "regex", "choice"]
-    """The text is a JSON object, JSON that conforms to a schema, a match of a regular expression, or one of several
-    texts."""
-    spec: str = ""
-    """The schema as JSON text, the regular expression, or the texts as a JSON list; empty for `json_object`."""
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
+class Request(SamplingSettings):
     """Request to an engine for one response.
 
     Sampling only depends on `seed`, not on the other requests in a batch.
@@ -222,31 +208,14 @@ class Request:
     prompt: tuple[int, ...]
     max_tokens: int
     seed: int
-    temperature: float = 1.0
-    """0 is greedy."""
-    top_k: int = 0
-    """0 keeps the whole vocabulary."""
-    top_p: float = 1.0
-    """Sample from the likeliest tokens that together reach this probability."""
-    min_p: float = 0.0
-    """Drop tokens less likely than this share of the likeliest one's probability."""
-    repetition_penalty: float = 1.0
-    """Divides positive and multiplies negative logits of tokens in the prompt or response so far (Keskar et al. 2019,
-    arXiv:1909.05858)."""
     frequency_penalty: float = 0.0
     """Subtracted from the logit of a token for each time that it occurs in the response so far, as at OpenAI."""
     presence_penalty: float = 0.0
     """Subtracted from the logits of tokens that occur in the response so far, as at OpenAI."""
     logit_bias: tuple[tuple[int, float], ...] = ()
     """Tokens and what is added to their logits."""
-    min_tokens: int = 0
-    """Minimum length of the response: `stop_token_ids` are not sampled before."""
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the response and are its last token; empty continues to `max_tokens`."""
-    stop_strings: tuple[str, ...] = ()
-    """Texts that end the response wherever they occur, also across token boundaries."""
-    structured_output: StructuredOutput | None = None
-    """Sample only tokens that can lead to such a text, and `stop_token_ids` exactly where it is complete."""
     keep_kv_cache: bool = False
     """The conversation continues: keep the KV cache for the next request with this `id`."""
     top_logprobs: int = 0

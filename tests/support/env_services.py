@@ -9,9 +9,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 from urllib.parse import urlsplit
 
-from quintet.runtime.env_service.app import ServiceSettings
+from quintet.runtime.env_service.app import EnvServiceServer, ServiceSettings
 from quintet.runtime.env_service.served_envs import ServedEnvs
-from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.http_service.address import Address
 
 

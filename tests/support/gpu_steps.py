@@ -25,7 +25,7 @@ from quintet.policies.model_loading import load_model
 from quintet.records import Request
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.runtime.device import move_to_engine_device
-from quintet.runtime.embodied.learner_builder import build_policy_learner
+from quintet.runtime.embodied.robot_learner import build_policy_learner
 from quintet.runtime.learners.local_learners import LocalLearners
 from quintet.training.parallel.process_group import RankGroup
 

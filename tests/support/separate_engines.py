@@ -15,7 +15,7 @@ from quintet.runtime import components
 from quintet.runtime.engines.engine_builders import engine_setup
 from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.engines.free_running_engines import FreeRunningEngines
-from quintet.runtime.engines.weight_sync import WeightSync
+from quintet.runtime.engines.weight_sources import WeightSync
 
 Wrap = Callable[[Engine], Engine]
 

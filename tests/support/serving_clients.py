@@ -16,8 +16,8 @@ from quintet.rollout.engines.async_engine import AsyncEngine
 from quintet.rollout.engines.grammars import GrammarCompiler
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.runtime.http_service.address import Address
+from quintet.runtime.serving.app import ServingServer
 from quintet.runtime.serving.request_handler import RequestHandler
-from quintet.runtime.serving.server import ServingServer
 from quintet.runtime.serving.tokenization import ChatTokenizer
 
 CONTEXT = 256

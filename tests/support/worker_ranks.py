@@ -26,7 +26,7 @@ from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.controller import Controller
 from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer
 from quintet.runtime.engines.engine_group import RoutedEngines
-from quintet.runtime.groups import LearnerGroup
+from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.runtime.worker_process import run_worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import rendezvous

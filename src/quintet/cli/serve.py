@@ -72,8 +72,8 @@ def _overrides(source: StoredModel, options: ServeOptions) -> Iterator[str]:
 
 
 def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | None, address: Address) -> int:
+    from quintet.runtime.serving.app import ServingServer
     from quintet.runtime.serving.build import build_request_handler
-    from quintet.runtime.serving.server import ServingServer
     from quintet.runtime.signals import stop_on_signals
 
     config = composed.experiment

@@ -29,9 +29,8 @@ def run(envs: Sequence[str], options: ServeEnvsOptions) -> int:
     address.check()
     if missing := [name for name in MODULES if not is_installed(name)]:
         raise MachineError(f"quintet serve-envs requires {', '.join(missing)}", 'pip install "quintet[service]"')
-    from quintet.runtime.env_service.app import ServiceSettings
+    from quintet.runtime.env_service.app import EnvServiceServer, ServiceSettings
     from quintet.runtime.env_service.served_envs import ServedEnvs
-    from quintet.runtime.env_service.server import EnvServiceServer
     from quintet.runtime.env_service.sessions import SessionLimits
     from quintet.runtime.signals import stop_on_signals
 

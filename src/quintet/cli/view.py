@@ -27,8 +27,8 @@ def run(targets: Sequence[str], host: str, port: int, *, in_terminal: bool) -> N
     address = Address(host, port, os.environ.get("QUINTET_TOKEN") or None)
     address.check()
     from quintet.runtime.http_service.server import listen
+    from quintet.viewer.app import serve
     from quintet.viewer.run_catalog import RunCatalog
-    from quintet.viewer.server import serve
 
     listener = listen(address)
     suffix = "?token=…" if address.token else ""

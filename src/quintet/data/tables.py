@@ -19,8 +19,9 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet.config.native.data import DataConfig
 from quintet.data.chat_messages import ColumnarRow
-from quintet.data.data_files import write_atomically
+from quintet.data.data_files import cache_directory, resolve_files, write_atomically
 from quintet.data.row_offsets import InvalidRowError, csv_offsets, json_error, json_offsets, line_offsets
 from quintet.errors import ConfigError, did_you_mean
 
@@ -254,3 +255,26 @@ def _locate(number: int, ends: Sequence[int]) -> tuple[int, int]:
         raise IndexError(number)
     index = bisect_right(ends, number)
     return index, number - (ends[index - 1] if index else 0)
+
+
+def describe_data_files(data: DataConfig) -> list[dict[str, Any]]:
+    """Return split, name, SHA-256 and rows of each data file, as JSON values.
+
+    Raises:
+        ConfigError: a name matches no file, or a file is unreadable.
+        MachineError: a remote file cannot be copied, or the cache cannot be written.
+    """
+    cache = cache_directory(data.cache_dir)
+    splits = {"train": data.train_files, "validation": data.validation_files}
+    return [
+        {"split": split, "name": path.name, "sha256": _digest(path), "rows": len(open_table(path, key, cache))}
+        for split, names in splits.items()
+        for key in [f"data.{split}_files"]
+        for files in resolve_files(names, key, cache)
+        for path in files
+    ]
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -12,7 +12,7 @@ from quintet.envs.env import IMAGE
 from quintet.pipelines.run import Run, is_due
 from quintet.records import Trajectory
 from quintet.seeds import derive_seed
-from quintet.tracking.episode_pages import write_episode_pages
+from quintet.tracking.episode_html import write_episode_pages
 from quintet.tracking.generations import select_generations
 from quintet.tracking.trajectories import EpisodeTokens, write_trajectories
 

@@ -27,8 +27,7 @@ from quintet.pipelines.rollout_step import Rollout
 from quintet.records import INCOMPLETE_OUTCOMES, Batch, Trajectory
 from quintet.rollout.collate import collate, reward_at_end, train_on_observations
 from quintet.runtime.components import Components
-from quintet.training.domains import map_domains
-from quintet.training.packing import select_trajectories
+from quintet.training.packing import map_domains, select_trajectories
 from quintet.training.protocols import LogProbScorer
 
 

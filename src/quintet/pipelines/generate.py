@@ -27,7 +27,7 @@ from quintet.rollout.sampling_params import SamplingParams, check_tokens, traini
 from quintet.runtime.components import build_engines, stop_token_ids
 from quintet.runtime.controller import Controller
 from quintet.runtime.engines.engine_builders import load_checked_tokenizer
-from quintet.runtime.groups import EngineGroup
+from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.signals import StopRequest, stop_on_signals
 from quintet.seeds import derive_seed
 from quintet.tracking.progress import Progress, build_progress
@@ -148,7 +148,7 @@ def _generate_missing(
 class _Engines:
     """Engines with the policy, and what they answer."""
 
-    group: EngineGroup
+    group: RoutedEngines
     tokenizer: Any
     prompts: PromptSplit
     sampling: SamplingParams

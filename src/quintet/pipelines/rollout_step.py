@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from quintet.config.native.experiment import Experiment
@@ -17,7 +17,6 @@ from quintet.rewards.state_reward import penalize_repeated
 from quintet.rollout.async_rollout import groups_with_signal
 from quintet.rollout.background_rollout import BackgroundRollout
 from quintet.rollout.episode import Episode
-from quintet.rollout.response_log import response_lines
 from quintet.rollout.sampling_params import greedy_sampling, training_sampling, validation_prompts, validation_sampling
 from quintet.runtime.components import Components
 from quintet.seeds import derive_seed
@@ -198,3 +197,12 @@ def _sample(trajectory: Trajectory) -> Sample:
         dict(trajectory.reward_components),
         trajectory.extracted_answer,
     )
+
+
+def response_lines(trajectories: Iterable[Trajectory], *, step: int) -> Iterator[str]:
+    """Yield one line per response: its turn, stop reason, token ids and text."""
+    for trajectory in trajectories:
+        for number, turn in enumerate(trajectory.turns):
+            label = f"step {step}, group {trajectory.group}, sample {trajectory.sample}, turn {number}"
+            ids = " ".join(map(str, turn.tokens))
+            yield f"{label}: {len(turn.tokens)} tokens, {turn.finish_reason}: [{ids}] {turn.text!r}"

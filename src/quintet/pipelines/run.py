@@ -17,7 +17,7 @@ from quintet.config.native.training import SftConfig
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.plan.row_counts import learns_from_files
 from quintet.config.yaml_writer import dump_config
-from quintet.data.file_records import describe_data_files
+from quintet.data.tables import describe_data_files
 from quintet.errors import InterruptedRun
 from quintet.pipelines.resume import find_resume_checkpoint
 from quintet.runtime.device import gpu_memory_metrics

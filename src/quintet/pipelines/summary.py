@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from quintet.config.native.mixed_envs import ALL_ENVS
 from quintet.tracking.loggers import read_metrics
-from quintet.tracking.report import ComparisonRow, write_report
-from quintet.tracking.report_videos import TASK_SUCCESS
+from quintet.tracking.report import TASK_SUCCESS, ComparisonRow, write_report
 from quintet.tracking.videos import find_videos
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from quintet.policies.attention import MODELS_HINT, register_attention
 from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_check import check_model
 from quintet.policies.model_files import check_index
-from quintet.policies.rope_limits import limit_positions
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
 from quintet.policies.vision.image_processing import ImageProcessor
 
@@ -215,3 +215,31 @@ def cast_weights(model: nn.Module, dtype: torch.dtype) -> None:
     for parameter in model.parameters():
         if parameter.is_floating_point():
             parameter.data = parameter.data.to(dtype)
+
+
+def limit_positions(model: PreTrainedModel) -> None:
+    """Make the model's rotary embeddings raise a `MachineError` for positions at which their frequencies change."""
+    for module in model.modules():
+        if hasattr(module, "inv_freq") and (limits := list(_limits(getattr(module, "config", None)))):
+            module.register_forward_pre_hook(partial(_check_positions, min(limits)), with_kwargs=True)
+
+
+def _limits(config: Any) -> Iterator[int]:
+    rope = getattr(config, "rope_parameters", None)
+    if not isinstance(rope, Mapping):
+        return
+    for parameters in rope.values() if all(isinstance(value, Mapping) for value in rope.values()) else [rope]:
+        if parameters.get("rope_type") == "longrope":
+            yield int(parameters["original_max_position_embeddings"])
+        elif parameters.get("rope_type") == "dynamic":
+            yield int(config.max_position_embeddings)
+
+
+def _check_positions(limit: int, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+    positions = kwargs["position_ids"] if "position_ids" in kwargs else args[1]
+    if (longest := int(positions.max()) + 1) > limit:
+        raise MachineError(
+            f"a sequence has {longest} tokens, but the rotary embedding of this model ({type(module).__name__}) changes"
+            f" for all sequences of a pass beyond {limit}, which is not supported yet",
+            f"limit rollout.max_prompt_tokens + rollout.max_response_tokens, and sft.max_tokens, to {limit}",
+        )

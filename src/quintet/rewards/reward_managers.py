@@ -174,3 +174,27 @@ def _outcomes(result: VerifierResult, count: int) -> Sequence[Mapping[str, Any] 
         return [result.failure or _NO_REPLY] * count
     outcomes: list[Mapping[str, Any]] = result.reply["many"]
     return outcomes
+
+
+class DomainScorers:
+    """See `RewardScorer`: a scorer for each of some data sources, and one for all others."""
+
+    def __init__(self, others: RewardScorer, by_source: Mapping[str, RewardScorer]) -> None:
+        self._others, self._by_source = others, by_source
+
+    @property
+    def _scorers(self) -> tuple[RewardScorer, ...]:
+        return (self._others, *self._by_source.values())
+
+    def submit(self, response: Response) -> None:
+        self._by_source.get(response.prompt_row.data_source, self._others).submit(response)
+
+    def ready(self) -> list[RewardResult]:
+        return [result for scorer in self._scorers for result in scorer.ready()]
+
+    def drain(self) -> list[RewardResult]:
+        return [result for scorer in self._scorers for result in scorer.drain()]
+
+    def close(self) -> None:
+        for scorer in self._scorers:
+            scorer.close()

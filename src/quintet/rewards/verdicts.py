@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from typing import Any, Final
 
+from quintet.package_files import read_yaml
 from quintet.rewards.thoughts import text_after_thoughts
 
 Parser = Callable[[str], float | None]
@@ -21,22 +22,7 @@ MAX_SCORE: Final = 10.0
 """Maximum of a score that names none."""
 MAX_JSON_STARTS: Final = 256
 """Number of braces at which JSON may begin."""
-JSON_NAMES: Final = (
-    *(
-        "verdict",
-        "score",
-        "rating",
-        "grade",
-        "final_score",
-        "overall_score",
-        "judgment",
-        "judgement",
-        "decision",
-        "result",
-    ),
-    *("final_verdict", "final_judgment", "final_judgement", "overall", "overall_rating"),
-    *("correct", "is_correct", "match", "is_match", "agrees", "equivalent", "is_equivalent", "answer"),
-)
+JSON_NAMES: Final = tuple(read_yaml(__file__)["json_names"])
 """Entries of a JSON reply that have the verdict, the first one that is there."""
 MAXIMUM_NAMES: Final = ("max_score", "maximum", "max", "out_of", "scale")
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,20 +21,8 @@ from quintet.config.native.experiment import Experiment
 from quintet.envs.start_states import StartStates
 from quintet.records import INCOMPLETE_OUTCOMES, Outcome, Trajectory, Turn
 from quintet.rollout.episode import Episode
+from quintet.rollout.episode_loop import EpisodeLoop
 from quintet.rollout.sampling_params import SamplingParams
-
-
-class RolloutLoop(Protocol):
-    """An `AgentLoop` or a `SingleTurnLoop`."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None: ...
-
-    def step(self) -> list[Trajectory]: ...
-
-    def abort(self, groups: Collection[int]) -> list[Trajectory]: ...
 
 
 @dataclass(slots=True)
@@ -56,7 +44,7 @@ class AsyncRollout:
     overlaps: ClassVar[bool] = False
     """Whether episodes are generated while the policy is trained, so that results depend on timing."""
 
-    def __init__(self, loop: RolloutLoop, start_states: StartStates, config: Experiment) -> None:
+    def __init__(self, loop: EpisodeLoop[Any], start_states: StartStates, config: Experiment) -> None:
         self._loop = loop
         self._start_states = start_states
         self._groups_per_step = config.training.groups_per_step

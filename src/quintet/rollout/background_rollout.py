@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from threading import Condition, Thread
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 from quintet.config.native.experiment import Experiment
 from quintet.envs.start_states import StartStates
 from quintet.records import Trajectory
-from quintet.rollout.async_rollout import AsyncRollout, Group, RolloutLoop
+from quintet.rollout.async_rollout import AsyncRollout, Group
 from quintet.rollout.channel import Channel, ChannelClosedError
 from quintet.rollout.episode import Episode
+from quintet.rollout.episode_loop import EpisodeLoop
 from quintet.rollout.sampling_params import SamplingParams
 
 CHECK_SECONDS = 1.0
@@ -33,7 +34,7 @@ class BackgroundRollout(AsyncRollout):
 
     def __init__(
         self,
-        loop: RolloutLoop,
+        loop: EpisodeLoop[Any],
         start_states: StartStates,
         config: Experiment,
         load_missing_weights: Callable[[], None] = lambda: None,
@@ -207,25 +208,9 @@ class PausingEnvs:
         self._loop = loop
         self._rollout = rollout
 
-    @property
-    def busy(self) -> bool:
-        return bool(self._loop.busy)
-
     def collect_rollouts(self, episodes: Sequence[Episode], sampling: SamplingParams) -> Iterator[Trajectory]:
         with self._rollout.paused():
             yield from self._loop.collect_rollouts(episodes, sampling)
-
-    def start(self, episodes: Sequence[Episode], sampling: SamplingParams) -> None:
-        with self._rollout.paused():
-            self._loop.start(episodes, sampling)
-
-    def step(self) -> list[Trajectory]:
-        with self._rollout.paused():
-            return list(self._loop.step())
-
-    def abort(self, groups: Collection[int]) -> list[Trajectory]:
-        with self._rollout.paused():
-            return list(self._loop.abort(groups))
 
     def pop_metrics(self) -> Mapping[str, float]:
         with self._rollout.paused():

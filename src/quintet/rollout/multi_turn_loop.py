@@ -5,26 +5,78 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
+from quintet.config.interaction_files import run_users
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.interactions import InteractionsConfig
+from quintet.config.native.tool_calls import ToolCallsConfig
 from quintet.records import Failure, FinishReason, Generation, Outcome, Response, RewardResult
 from quintet.reward_sum import sum_rewards
+from quintet.rollout.chat.chat_format import without_surrogates
 from quintet.rollout.chat.reply_messages import ReplyMessages
+from quintet.rollout.chat.tool_calls import split_tool_calls
 from quintet.rollout.engines.engine import RequestEngine
 from quintet.rollout.episode import Episode
-from quintet.rollout.replies import Reply, ReplySource
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.rollout.single_turn_loop import PromptSource, RunningPrompt, SingleTurnLoop, response_prefix, response_text
-from quintet.rollout.tool_replies import ToolReplies
-from quintet.rollout.user_replies import UserReplies
+from quintet.tools.executor import ToolExecutor
+from quintet.tools.interaction import UserReply
 from quintet.tools.registry import tool_schemas
+from quintet.tools.tool import ToolEpisode, ToolResult
+from quintet.tools.tool_env import call_message
+from quintet.tools.user_executor import UserExecutor
+from quintet.tools.users import load_user, user_name
 
 if TYPE_CHECKING:
     from quintet.rewards.reward_managers import RewardScorer
 
 POLL_SECONDS: Final = 0.05
 """Time to wait for a source of replies while another one has requests in progress, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Reply to a response."""
+
+    texts: tuple[str, ...] = ()
+    """One or several messages."""
+    rewards: tuple[float, ...] = ()
+    """Rewards of the response."""
+    ended: bool = False
+    """Whether the episode ends with it."""
+    failure: Failure | None = None
+    """Set in place of everything else: the episode has failed."""
+
+
+class ReplySource(Protocol):
+    """Replies to the responses of many episodes at a time."""
+
+    messages: ReplyMessages
+    """Encodes the replies."""
+    reward_key: str
+    """Name of the rewards in the `extra_info` of the reward function."""
+    reward_weight: float
+    """Factor on the rewards."""
+
+    @property
+    def pending(self) -> bool:
+        """Whether replies are awaited."""
+
+    def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Start a reply to the response of an episode, which is the last message; return False if there is no reply."""
+
+    def poll(self, *, wait: bool, seconds: float | None) -> list[tuple[int, Reply]]:
+        """Return the replies that have arrived, by episode; `wait` waits for an event, up to `seconds` if given."""
+
+    def drop(self, number: int) -> None:
+        """End an episode; an awaited reply does not arrive."""
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics since the last call."""
+
+    def close(self) -> None:
+        """End all processes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,3 +244,133 @@ def build_prompt_loop(
         stop_token_ids=stop_token_ids,
         max_failed_share=max_failed_share,
     )
+
+
+class ToolReplies:
+    """See `ReplySource`: replies to a response that calls tools with the results of its calls, one message each."""
+
+    reward_key = "tool_rewards"
+
+    def __init__(self, config: ToolCallsConfig, messages: ReplyMessages) -> None:
+        self.messages = messages
+        self.reward_weight = config.reward_weight
+        self._config = config
+        self._tools = ToolExecutor(config)
+        self._reported_calls = (0, 0)
+        self._num_malformed = 0
+
+    @property
+    def pending(self) -> bool:
+        return self._tools.pending
+
+    def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
+        """Begin the calls of a response, if it has some."""
+        response = split_tool_calls(running.text, in_thought=self.messages.opens_thought(running.prompt))
+        self._num_malformed += response.num_malformed
+        calls = response.calls[: self._config.max_parallel_calls]
+        selection = running.prompt_row.tool_selection
+        requests = [
+            call_message(call.name, call.arguments, _tool_episode(running, call.name), selection) for call in calls
+        ]
+        if requests:
+            self._tools.submit(number, requests, running.episode.seed)
+        return bool(requests)
+
+    def poll(self, *, wait: bool, seconds: float | None) -> list[tuple[int, Reply]]:
+        return [(number, self._reply(results)) for number, results in self._tools.poll(wait=wait, seconds=seconds)]
+
+    def drop(self, number: int) -> None:
+        self._tools.drop(number)
+
+    def pop_metrics(self) -> dict[str, float]:
+        calls = (self._tools.num_calls, self._tools.num_failed)
+        (total, failed) = calls
+        (old_total, old_failed) = self._reported_calls
+        self._reported_calls = calls
+        malformed, self._num_malformed = self._num_malformed, 0
+        counts = {"calls": total - old_total, "failed_calls": failed - old_failed, "malformed_calls": malformed}
+        return {f"tool/{name}": float(count) for name, count in counts.items()}
+
+    def close(self) -> None:
+        self._tools.close()
+
+    def _reply(self, results: Sequence[ToolResult]) -> Reply:
+        rewards = tuple(result.reward for result in results if result.reward is not None)
+        texts = (truncate_result(without_surrogates(result.text), self._config) for result in results)
+        return Reply(tuple(texts), rewards)
+
+
+def truncate_result(text: str, config: ToolCallsConfig) -> str:
+    """Return a result of at most `max_result_chars` characters and a mark where it was truncated, as verl writes it."""
+    limit = config.max_result_chars
+    if len(text) <= limit:
+        return text
+    if config.kept_part == "start":
+        return f"{text[:limit]}...(truncated)"
+    if config.kept_part == "end":
+        return f"(truncated)...{text[-limit:]}"
+    half = limit // 2
+    return f"{text[:half]}...(truncated)...{text[len(text) - half :]}"
+
+
+def _tool_episode(running: RunningPrompt, name: str) -> ToolEpisode:
+    """Return the episode's data for its tools."""
+    by_tool = running.prompt_row.extra.get("tools_kwargs")
+    arguments = by_tool.get(name) if isinstance(by_tool, Mapping) else None
+    created = arguments.get("create_kwargs") if isinstance(arguments, Mapping) else None
+    # in Parquet, the arguments of all rows are the same fields, null where they are missing
+    arguments = {key: value for key, value in (created or {}).items() if value is not None}
+    return ToolEpisode(running.prompt_row.ground_truth, arguments)
+
+
+class UserReplies:
+    """See `ReplySource`: replies to every response."""
+
+    reward_key = "turn_scores"
+
+    def __init__(self, config: InteractionsConfig, messages: ReplyMessages) -> None:
+        """
+        Raises:
+            ConfigError: see `load_user`.
+        """
+        self.messages = messages
+        self.reward_weight = config.reward_weight
+        users = run_users(config)
+        for name, user in users.items():
+            load_user(name, user)
+        self._names = tuple(users)
+        self._executor = UserExecutor(config)
+        self._num_replies = self._num_ended = 0
+
+    @property
+    def pending(self) -> bool:
+        return self._executor.pending
+
+    def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
+        row = running.prompt_row
+        arguments = row.extra.get("interaction_kwargs") or {}
+        # in Parquet, the arguments of all rows are the same fields, null where they are missing
+        episode = ToolEpisode(row.ground_truth, {key: value for key, value in arguments.items() if value is not None})
+        self._executor.submit(number, user_name(row.extra, self._names), messages, episode, running.episode.seed)
+        return True
+
+    def poll(self, *, wait: bool, seconds: float | None) -> list[tuple[int, Reply]]:
+        return [(number, self._reply(reply)) for number, reply in self._executor.poll(wait=wait, seconds=seconds)]
+
+    def drop(self, number: int) -> None:
+        self._executor.drop(number)
+
+    def pop_metrics(self) -> dict[str, float]:
+        metrics = {"interaction/replies": float(self._num_replies), "interaction/ended": float(self._num_ended)}
+        self._num_replies = self._num_ended = 0
+        return metrics
+
+    def close(self) -> None:
+        self._executor.close()
+
+    def _reply(self, reply: UserReply | Failure) -> Reply:
+        if isinstance(reply, Failure):
+            return Reply(failure=reply)
+        self._num_replies += 1
+        self._num_ended += reply.ended
+        return Reply((without_surrogates(reply.text),), () if reply.reward is None else (reply.reward,), reply.ended)

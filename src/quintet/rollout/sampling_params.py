@@ -3,30 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
-from quintet.records import ImageInput, Request, StructuredOutput
+from quintet.records import ImageInput, Request
+from quintet.sampling import SamplingSettings
+
+SETTINGS = tuple(each.name for each in fields(SamplingSettings))
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """Sampling parameters of a rollout; see `Request` for the fields. Temperature 0 is greedy."""
+class SamplingParams(SamplingSettings):
+    """Sampling parameters of a rollout."""
 
     temperature: float
     top_k: int
     top_p: float
     seed: int
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    min_tokens: int = 0
     ignore_end: bool = False
     """Whether responses continue to their maximum length despite end tokens; `stop_strings` still end them."""
     stop_token_ids: tuple[int, ...] | None = None
     """Tokens that end a response instead of those of the chat format (None: those)."""
-    stop_strings: tuple[str, ...] = ()
-    structured_output: StructuredOutput | None = None
 
     def request(
         self,
@@ -42,20 +40,14 @@ class SamplingParams:
         """Build the request for a turn. `stop_token_ids` are the chat format's; `keep_kv_cache` is True if the dialogue
         may continue; `images` are the images in the prompt."""
         stop_token_ids = tuple(stop_token_ids) if self.stop_token_ids is None else self.stop_token_ids
+        settings = {name: getattr(self, name) for name in SETTINGS}
         return Request(
             id=number,
             prompt=prompt,
             max_tokens=max_tokens,
             seed=seed,
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            min_tokens=min(self.min_tokens, max_tokens),
+            **settings | {"min_tokens": min(self.min_tokens, max_tokens)},
             stop_token_ids=() if self.ignore_end else stop_token_ids,
-            stop_strings=self.stop_strings,
-            structured_output=self.structured_output,
             keep_kv_cache=keep_kv_cache,
             images=images,
         )

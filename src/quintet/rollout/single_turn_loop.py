@@ -282,21 +282,14 @@ def format_messages(messages: Iterable[Any]) -> str:
 
 
 def _too_many_failures(failures: Sequence[Failure], num_episodes: int, limit: float) -> MachineError:
-    first = failures[0]
-    cause = f"(first: {first.error_type}: {first.message})"
-    if first.where == "engine":
-        return MachineError(
-            f"{len(failures)} of {num_episodes} responses could not be generated {cause}",
-            f"fix the engine, or raise reward.max_failed_share (now {limit:g})",
-        )
-    if first.where == "interaction":
-        return MachineError(
-            f"simulated users could not reply in {len(failures)} of {num_episodes} episodes {cause}",
-            f"fix the user, or raise reward.max_failed_share (now {limit:g})",
-        )
+    first, share = failures[0], f"{len(failures)} of {num_episodes}"
+    problem, cause = {
+        "engine": (f"{share} responses could not be generated", "engine"),
+        "interaction": (f"simulated users could not reply in {share} episodes", "user"),
+    }.get(first.where, (f"{share} responses could not be scored", "reward function"))
     return MachineError(
-        f"{len(failures)} of {num_episodes} responses could not be scored {cause}",
-        f"fix the reward function, or raise reward.max_failed_share (now {limit:g})",
+        f"{problem} (first: {first.error_type}: {first.message})",
+        f"fix the {cause}, or raise reward.max_failed_share (now {limit:g})",
     )
 
 

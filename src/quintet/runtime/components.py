@@ -32,9 +32,10 @@ from quintet.runtime.controller import Controller
 from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer
 from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.engines.free_running_engines import FreeRunningEngines
-from quintet.runtime.engines.weight_sync import WeightSync
-from quintet.runtime.groups import EngineGroup, EnvGroup, LearnerGroup
+from quintet.runtime.engines.weight_sources import WeightSync
+from quintet.runtime.groups import EnvGroup
 from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
+from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
 
@@ -49,7 +50,7 @@ class Components:
     config: Experiment
     tokenizer: Any
     learners: LearnerGroup
-    engines: EngineGroup
+    engines: RoutedEngines
     envs: EnvGroup
     start_states: StartStates
     weight_sync: WeightSync
@@ -143,7 +144,7 @@ def build_engines(
 
 
 def _build_async_rollout(
-    config: Experiment, envs: AgentLoop | SingleTurnLoop, start_states: StartStates, engines: EngineGroup
+    config: Experiment, envs: AgentLoop | SingleTurnLoop, start_states: StartStates, engines: RoutedEngines
 ) -> AsyncRollout | None:
     """Return what runs episodes across steps: in a thread if engines have devices of their own, between updates
     otherwise."""
@@ -154,7 +155,7 @@ def _build_async_rollout(
 
 def _single_turn_loop(
     config: Experiment,
-    engines: EngineGroup,
+    engines: RoutedEngines,
     tokenizer: Any,
     learners: LearnerGroup,
     prompts: PromptDataset,

@@ -23,9 +23,8 @@ from quintet.runtime.engines.engine_weights import EngineWeights
 from quintet.runtime.engines.remote_engines import RemoteEngines
 from quintet.runtime.engines.weight_sources import PolicyWeights
 from quintet.runtime.env_hosts import hosted_vector_env
-from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.judge_servers import judge_server
-from quintet.runtime.learners.remote_learners import RemoteLearnerGroup
+from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.runtime.worker import Worker
 from quintet.training.parallel.rendezvous import Rendezvous
 
@@ -39,7 +38,7 @@ class Controller:
         self._listener = listener
         self._standalone: dict[str, Transport] = {}
         """Transports of standalone components besides engines, by the name of their section of `placement`."""
-        self._staging: list[RemoteLearnerGroup | RemoteEngines] = []
+        self._staging: list[LearnerGroup | RemoteEngines] = []
         """Handles with memory of staged weights."""
 
     @classmethod
@@ -64,13 +63,13 @@ class Controller:
         """Number of workers."""
         return self._transport.world_size
 
-    def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> RemoteLearnerGroup:
+    def build_learners(self, config: Experiment, policy: Path, *, sft: bool = False) -> LearnerGroup:
         """Build the learners of the model at `policy` on all workers; with `sft` those of supervised fine-tuning."""
         arguments = {"config": config, "policy": policy, "sft": sft}
         self._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
         self._connect(config)
         standalone = {} if sft else self._standalone
-        learners = RemoteLearnerGroup(self._transport, config, policy, standalone, sft=sft)
+        learners = LearnerGroup(self._transport, config, policy, standalone, sft=sft)
         self._staging.append(learners)
         return learners
 

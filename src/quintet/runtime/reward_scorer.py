@@ -48,7 +48,7 @@ def build_reward_scorer(
     others = build_verifier_scorer(reward, max_tokens, sources)
     if not judges:
         return others
-    from quintet.rewards.domain_scorers import DomainScorers
+    from quintet.rewards.reward_managers import DomainScorers
 
     by_section = {f"verifiers.{name}.judge": name for name in reward.verifiers}
     return DomainScorers(others, {by_section[section]: judge for section, judge in judges.items()})

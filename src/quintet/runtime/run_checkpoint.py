@@ -10,9 +10,10 @@ from quintet.algorithms.kl import KlControl
 from quintet.config.native.experiment import Experiment
 from quintet.envs.start_states import StartStates
 from quintet.rollout.async_rollout import AsyncRollout
-from quintet.runtime.groups import CheckpointedLearners, LearnerGroup
+from quintet.runtime.groups import CheckpointedLearners
 from quintet.runtime.learners.learner_checkpoint import HF, contents_to_load
 from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
+from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint
 from quintet.training.checkpoint.hf_directory import capture_files, write_files

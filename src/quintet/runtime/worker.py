@@ -31,8 +31,7 @@ from quintet.runtime.embodied.policy_copies import LocalActionPolicyCopy
 from quintet.runtime.engines.engine_worker import LocalEngineWorker
 from quintet.runtime.env_hosts import LocalHostedEnvs
 from quintet.runtime.judge_servers import LOOPBACK, JudgeServers
-from quintet.runtime.learners.frozen_policy import FrozenPolicy, FrozenPolicyOfRank
-from quintet.runtime.learners.local_learners import LocalLearners
+from quintet.runtime.learners.local_learners import FrozenPolicy, FrozenPolicyOfRank, LocalLearners
 from quintet.runtime.process_settings import configure_process, seed_torch
 from quintet.runtime.profiler import RankProfiler
 from quintet.training.parallel.process_group import SINGLE_RANK, RankGroup

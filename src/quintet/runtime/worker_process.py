@@ -14,9 +14,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from quintet.errors import MachineError, UserError
 from quintet.runtime.calls.code_check import AllowedCode
@@ -29,9 +30,6 @@ from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.worker import Worker
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 CONNECT_SECONDS, RETRY_SECONDS = 30.0, 0.1
 """Time to connect to the controller, and pause between two attempts."""

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from quintet.expressions import evaluate
-from quintet.tools.tool import ToolEpisode
+from quintet.tools.tool import StatelessTool
 
 DECIMAL = re.compile(r"(\d*)\.(\d+)")
 LEADING_MINUS = re.compile(r"(^|\()\s*-")
 
 
-class Calculator:
+class Calculator(StatelessTool):
     """Evaluates expressions of + - * / and parentheses exactly, without running code."""
 
     description: ClassVar[str] = "Evaluates an arithmetic expression."
@@ -22,9 +22,6 @@ class Calculator:
         "properties": {"expression": {"type": "string", "description": "numbers with + - * / and parentheses"}},
         "required": ["expression"],
     }
-
-    def create(self, episode: ToolEpisode) -> None:
-        """See `Tool.create`; there is no state."""
 
     def execute(self, arguments: Mapping[str, Any]) -> str:
         """Return the value: an integer, or a decimal number with up to 12 digits.
@@ -38,9 +35,6 @@ class Calculator:
         text = LEADING_MINUS.sub(r"\g<1>0-", str(arguments.get("expression", "")))
         value, _ = evaluate(DECIMAL.sub(_fraction, text))
         return str(value) if value.denominator == 1 else f"{float(value):.12g}"
-
-    def close(self) -> None:
-        """See `Tool.close`."""
 
 
 def _fraction(match: re.Match[str]) -> str:

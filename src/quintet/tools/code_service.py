@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Final
 
 from quintet.rewards.chat_endpoint import EndpointError, JsonEndpoint
-from quintet.tools.tool import ToolEpisode, result_text
+from quintet.tools.tool import StatelessTool, result_text
 
 ATTEMPTS: Final = 3
 """Attempts while the gateway of the service times out, with pauses of 1 and 2 seconds, as verl has them."""
@@ -16,7 +16,7 @@ NO_OUTPUT: Final = "no stdout here"
 """Result of a program that did not end, as in verl."""
 
 
-class CodeService:
+class CodeService(StatelessTool):
     """Output of a program that a code service runs."""
 
     description: ClassVar[str] = "Runs a program and returns its output and errors."
@@ -31,9 +31,6 @@ class CodeService:
     def __init__(self, url: str, timeout_seconds: float = 30, language: str = "python", memory_mb: int = 1024) -> None:
         """`url` is the service's URL; a call may set `timeout` and `language`."""
         self._url, self._timeout, self._language, self._memory = url, timeout_seconds, language, memory_mb
-
-    def create(self, episode: ToolEpisode) -> None:
-        """See `Tool.create`; calls share no state."""
 
     def execute(self, arguments: Mapping[str, Any]) -> str:
         """Return standard output and standard error of the program, if it ended."""
@@ -57,6 +54,3 @@ class CodeService:
         if run.get("status") != "Finished":
             return NO_OUTPUT
         return f"{result_text(run.get('stdout'))}{result_text(run.get('stderr'))}"
-
-    def close(self) -> None:
-        """See `Tool.close`."""

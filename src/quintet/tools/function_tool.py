@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, TypeVar
 
 from quintet.errors import ConfigError
-from quintet.tools.tool import ToolEpisode, ToolResult, result_text
+from quintet.tools.tool import StatelessTool, ToolResult, result_text
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -40,22 +40,16 @@ def function_tool(name: Any = None, *, schema: Any = None) -> Any:
     return lambda function: declare(function, name)
 
 
-class FunctionTool:
+class FunctionTool(StatelessTool):
     """Tool that calls a function with the arguments of a call; subclasses have the function. It is only described where
     prompts are written, see `described_function`."""
 
     function: ClassVar[Callable[..., Any]]
 
-    def create(self, episode: ToolEpisode) -> None:
-        """See `Tool.create`; functions know nothing of the episode."""
-
     def execute(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Return what the function returns: text, a mapping, or these with a reward, see `returned_result`."""
         returned = type(self).function(**arguments)
         return returned_result(asyncio.run(returned) if inspect.iscoroutine(returned) else returned)
-
-    def close(self) -> None:
-        """See `Tool.close`."""
 
 
 def returned_result(returned: Any) -> ToolResult:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from quintet.rewards.verifiers.gsm8k import verify_flexible
+from quintet.rewards.verifiers.math import equal_value, true_answers
 from quintet.tools.tool import ToolEpisode, ToolResult, result_text
 
 WRONG_REWARD = -0.05
@@ -43,3 +44,10 @@ class Gsm8kAnswer:
     def score(self, answer: str) -> float:
         """Return 1 for a right answer, else 0."""
         return float(verify_flexible(answer, self.ground_truth, {}).score)
+
+
+class Geometry3kAnswer(Gsm8kAnswer):
+    """Tells whether an answer, which may be an expression, has the value of the right one."""
+
+    def score(self, answer: str) -> float:
+        return float(any(equal_value(answer, truth) for truth in true_answers(self.ground_truth)))

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Final
 
 from quintet.rewards.verifiers.code_extraction import extract_program
 from quintet.sandbox.program_runner import program_runner
-from quintet.tools.tool import ToolEpisode
+from quintet.tools.tool import StatelessTool
 
 SECONDS: Final = 4.0
 """Wall-clock time limit of a program."""
 
 
-class PythonProgram:
+class PythonProgram(StatelessTool):
     """Runs a Python program confined: without network, files or other processes, and with a limit of memory."""
 
     description: ClassVar[str] = "Runs a Python program and returns what it prints."
@@ -22,9 +22,6 @@ class PythonProgram:
         "properties": {"code": {"type": "string", "description": "the program; it prints its results"}},
         "required": ["code"],
     }
-
-    def create(self, episode: ToolEpisode) -> None:
-        """See `Tool.create`; calls share no state."""
 
     def execute(self, arguments: Mapping[str, Any]) -> str:
         """Return the output with errors.
@@ -36,6 +33,3 @@ class PythonProgram:
         result = program_runner().run_script(program, "", SECONDS, with_errors=True)
         ending = f"\nno end after {SECONDS:g} s: the program was stopped" if result.status is None else ""
         return f"{result.output.strip()}{ending}".strip()
-
-    def close(self) -> None:
-        """See `Tool.close`."""

@@ -12,8 +12,7 @@ from quintet.errors import ConfigError
 from quintet.registry import Registry, load_user_module, load_user_object
 from quintet.tools.function_tool import DECLARATION, Declaration, FunctionTool, described_function, function_tool_class
 from quintet.tools.tool import Tool
-from quintet.tools.verl_modules import verl_modules
-from quintet.tools.verl_tool import VerlTool
+from quintet.tools.verl_modules import VerlTool, verl_modules
 
 KEY = "rollout.tool_calls.tools"
 TOOLS: Registry[Tool] = Registry("tool", entry_points="quintet.tools")

@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Final
 
 from quintet.rewards.chat_endpoint import EndpointError, JsonEndpoint
-from quintet.tools.tool import ToolEpisode, ToolResult
+from quintet.tools.tool import StatelessTool, ToolResult
 
 ATTEMPTS: Final = 10
 """Attempts to reach the service, with pauses of 1, 2, 3, … seconds, as verl has them."""
 
 
-class Search:
+class Search(StatelessTool):
     """Passages that a retrieval service finds for queries. The service answers a POST of `{"queries": […], "topk": 3,
     "return_scores": true}` with `{"result": [[{"document": {"contents": "title\\ntext"}}, …], …]}`."""
 
@@ -32,9 +32,6 @@ class Search:
         self._endpoint = JsonEndpoint.at_url(url, timeout_seconds)
         self._topk = topk
 
-    def create(self, episode: ToolEpisode) -> None:
-        """See `Tool.create`; calls share no state."""
-
     def execute(self, arguments: Mapping[str, Any]) -> ToolResult:
         """Return the passages, or the error of the service, as JSON with the key `result`."""
         queries = arguments.get("query_list")
@@ -49,9 +46,6 @@ class Search:
             return _result(f"Search error: {error}")
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return _result(f"Error processing search results: {error}")
-
-    def close(self) -> None:
-        """See `Tool.close`."""
 
 
 def _passages(passages: Sequence[Mapping[str, Any]]) -> str:

@@ -66,3 +66,13 @@ class Tool(Protocol):
 
     def close(self) -> None:
         """Release resources at the end of the episode."""
+
+
+class StatelessTool:
+    """Base of tools that know nothing of the episode; see `Tool`."""
+
+    def create(self, episode: ToolEpisode) -> None:
+        """Prepare nothing."""
+
+    def close(self) -> None:
+        """Release nothing."""

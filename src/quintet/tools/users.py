@@ -11,8 +11,7 @@ from quintet.errors import ConfigError
 from quintet.registry import Registry, load_user_object
 from quintet.tools.interaction import Interaction
 from quintet.tools.registry import check_arguments
-from quintet.tools.verl_interaction import VerlInteraction
-from quintet.tools.verl_modules import verl_modules
+from quintet.tools.verl_modules import VerlInteraction, verl_modules
 
 KEY = "rollout.interactions.users"
 USERS: Registry[Interaction] = Registry("user", entry_points="quintet.users")

@@ -1,11 +1,14 @@
-"""Local loggers: JSON lines, TensorBoard, console. Metrics without a definition in `metrics.yaml` are rejected."""
+"""Local loggers (JSON lines, TensorBoard, console), and a thread for each other one, so that a service that fails or
+hangs neither ends nor slows a run. Metrics without a definition in `metrics.yaml` are rejected."""
 
 from __future__ import annotations
 
 import json
 import math
 import os
+import queue
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,7 +18,6 @@ from quintet.contained_files import lines_of, open_contained
 from quintet.envs.service.png import encode_png
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
-from quintet.tracking.background_logger import BackgroundLogger
 from quintet.tracking.generations import TABLE, GenerationLogger, LoggedGeneration
 from quintet.tracking.image_files import write_image
 from quintet.tracking.logger import LOCAL_LOGGERS, LOGGERS, Logger, LoggerContext, VideoLogger
@@ -315,3 +317,79 @@ def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> Non
         return
     remaining = [raw for raw, line in _complete_lines(path, _parse_logged, lambda _: None) if line["step"] <= step]
     write_atomic(path, b"".join(remaining))
+
+
+MAX_WAITING_RECORDS = 256
+"""Records that wait for a logger; further ones are dropped."""
+CLOSE_SECONDS = 30.0
+"""How long the end of a run waits for a logger."""
+
+
+class BackgroundLogger:
+    """Logger whose records are passed on by a thread. Its first problem of each kind is reported."""
+
+    def __init__(self, name: str, factory: Callable[[LoggerContext], Logger], context: LoggerContext) -> None:
+        """Start the thread, which builds the logger.
+
+        Args:
+            name: Name of the logger in messages.
+            factory: Builds the logger; if that raises, records are discarded.
+            context: Argument of `factory`, whose reporter shows problems.
+        """
+        self._name, self._factory, self._context = name, factory, context
+        self._queue: queue.Queue[tuple[str, tuple[Any, ...]]] = queue.Queue(MAX_WAITING_RECORDS)
+        """Methods of the logger and their arguments."""
+        self._reported: set[str] = set()
+        self._thread = threading.Thread(target=self._run, name=f"logger {name}", daemon=True)
+        self._thread.start()
+
+    def supports(self, method: str) -> bool:
+        """Return whether the logger has a method, such as `log_generations`."""
+        return hasattr(self._factory, method)
+
+    def log(self, step: int, time_seconds: float, metrics: Mapping[str, float]) -> None:
+        self._submit("log", step, time_seconds, dict(metrics))
+
+    def log_generations(self, step: int, generations: Sequence[LoggedGeneration]) -> None:
+        self._submit("log_generations", step, generations)
+
+    def log_video(self, step: int, name: str, path: Path) -> None:
+        self._submit("log_video", step, name, path)
+
+    def close(self) -> None:
+        """Wait until all records are passed on, at most `CLOSE_SECONDS`."""
+        try:
+            self._queue.put(("close", ()), timeout=CLOSE_SECONDS if self._thread.is_alive() else 0)
+            self._thread.join(CLOSE_SECONDS)
+        except queue.Full:
+            pass
+        if self._thread.is_alive():
+            missing = f", {self._queue.qsize()} records are missing" if self._queue.qsize() else ""
+            self._report("end", f"does not end within {CLOSE_SECONDS:g} s{missing}")
+
+    def _submit(self, method: str, *arguments: Any) -> None:
+        try:
+            self._queue.put_nowait((method, arguments))
+        except queue.Full:
+            self._report("full", f"{MAX_WAITING_RECORDS} records wait for it; further ones are dropped")
+
+    def _run(self) -> None:
+        logger = self._call(lambda: self._factory(self._context))
+        method = ""
+        while method != "close":
+            method, arguments = self._queue.get()
+            if logger is not None:
+                self._call(getattr(logger, method), *arguments)
+
+    def _call(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """Return the result of a call, None if it raises."""
+        try:
+            return function(*arguments)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever a logger's library raises must not end a run
+            self._report("error", f"{type(error).__name__}: {error}")
+            return None
+
+    def _report(self, kind: str, problem: str) -> None:
+        if kind not in self._reported:
+            self._reported.add(kind)
+            self._context.reporter.note(f"logger {self._name}: {problem}")

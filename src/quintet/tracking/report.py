@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from string import Template
 from typing import Any
 
 from quintet.errors import MachineError
+from quintet.tracking.atomic_files import translate_os_errors
 from quintet.tracking.chart_svg import Chart, Series, number_text
 from quintet.tracking.episode_html import Episode, EpisodePair, choose_episodes, episodes_html, read_asset
 from quintet.tracking.episode_words import success_word
@@ -21,7 +23,6 @@ from quintet.tracking.grid_svg import GridSheet
 from quintet.tracking.image_files import read_png
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.metrics import describe, healthy_text
-from quintet.tracking.report_videos import tasks_html, videos_html
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.timing_tree import TimedPhase, timing_tree
 from quintet.tracking.trajectories import IMAGE_FILES, read_trajectories
@@ -255,3 +256,57 @@ def _load_images(directory: Path, damage: list[str], episode: Episode) -> Episod
         files = {name: [read(file) for file in turn[name]] for name in IMAGE_FILES if name in turn}
         turns.append({**turn, **{name: [png for png in images if png] for name, images in files.items()}})
     return {**episode, "turns": turns}
+
+
+MAX_VIDEO_BYTES = 6 << 20
+"""Size up to which a video becomes part of the report."""
+TASK_SUCCESS = re.compile(r"val/[^/]+/task/([^/]+)/success_once")
+
+
+def videos_html(videos: Sequence[Path]) -> str:
+    """Return the section with the first and the last video, empty without videos.
+
+    Videos of more than `MAX_VIDEO_BYTES` are named instead.
+
+    Raises:
+        MachineError: A video cannot be read.
+    """
+    if not videos:
+        return ""
+    shown = {"Last recorded rollout": videos[-1]}
+    if len(videos) > 1:
+        shown = {"First recorded rollout": videos[0], **shown}
+    figures = "".join(_figure(label, path) for label, path in shown.items())
+    return f'<section id="videos"><h2>Videos</h2><div class="charts">{figures}</div></section>'
+
+
+def _figure(label: str, path: Path) -> str:
+    with translate_os_errors(path):
+        is_large = path.stat().st_size > MAX_VIDEO_BYTES
+        data = "" if is_large else base64.b64encode(path.read_bytes()).decode()
+    if is_large:
+        video = f'<p class="note">{escape(str(path))} is too large for this page.</p>'
+    elif path.suffix == ".gif":
+        video = f'<img alt="" src="data:image/gif;base64,{data}">'
+    else:
+        video = f'<video controls loop muted playsinline src="data:video/mp4;base64,{data}"></video>'
+    return (
+        f'<figure class="chart video"><figcaption><h3>{label}</h3><p>{escape(path.stem)}</p></figcaption>'
+        f"{video}</figure>"
+    )
+
+
+def tasks_html(lines: Sequence[Mapping[str, Any]]) -> str:
+    """Return the section with the success in each task before and after training, empty if there are no tasks."""
+    validations = [line for line in lines if any(map(TASK_SUCCESS.fullmatch, line))]
+    if not validations:
+        return ""
+    first, last = validations[0], validations[-1]
+    rows = "".join(
+        f"<div><dt>{escape(match[1])}</dt><dd>{number_text(first.get(name), True)} → {number_text(last[name], True)}"
+        "</dd></div>"
+        for name in sorted(last)
+        if (match := TASK_SUCCESS.fullmatch(name))
+    )
+    lead = '<p class="lead">Share of held-out episodes solved in the first and in the last validation.</p>'
+    return f'<section id="tasks"><h2>Tasks</h2>{lead}<dl class="settings">{rows}</dl></section>'

@@ -21,8 +21,7 @@ from quintet.policies.packed_batch import PackedBatch
 from quintet.records import Batch
 from quintet.training.learner_setup import LearnerSetup
 from quintet.training.offload import Offload
-from quintet.training.optim.dtensor_step import DTensorStep
-from quintet.training.optim.optimizer import build_optimizer, hidden_matrices
+from quintet.training.optim.optimizer import DTensorStep, build_optimizer, hidden_matrices
 from quintet.training.packing import MicroBatch, iter_micro_batches
 from quintet.training.parallel.process_group import Assignment
 from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy

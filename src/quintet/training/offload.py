@@ -18,7 +18,6 @@ from torch.distributed.tensor import DTensor
 
 from quintet.config.native.learners import MemoryConfig
 from quintet.policies.parallel.dtensor_shards import dtensor_from_shard
-from quintet.training.parallel.reshard import reshard_flat_parameter
 
 MIN_ACTIVATION_BYTES = 2**16
 """Activations smaller than this stay on the device: moving them costs more than it saves."""
@@ -177,3 +176,28 @@ def offload_activations(offload_device: torch.device, *, pin: bool = False) -> I
 
 def _is_weight(tensor: Tensor) -> bool:
     return isinstance(tensor, nn.Parameter)
+
+
+def reshard(module: nn.Module) -> None:
+    """Free the gathered weights of all units. The root keeps those of the last forward pass, which changes of the
+    shards would not reach."""
+    for part in module.modules():
+        unit: Any = part
+        if hasattr(unit, "_get_fsdp_state"):
+            unit.reshard()
+        elif getattr(unit, "_handle", None) is not None:
+            reshard_flat_parameter(unit)
+
+
+def reshard_flat_parameter(unit: Any) -> None:
+    """Free the gathered weights of a unit of FSDP1; the root keeps them even while it uses its shard."""
+    from torch.distributed.fsdp._runtime_utils import _reshard
+
+    handle = unit._handle
+    if not handle.uses_sharded_strategy:
+        return
+    gathered = getattr(handle.flat_param, "_full_param_padded", None)
+    if not handle.is_sharded(handle.flat_param):
+        _reshard(unit, handle, free_unsharded_flat_param=True)
+    elif gathered is not None and gathered.untyped_storage().size():
+        handle._free_unsharded_flat_param()

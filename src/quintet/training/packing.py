@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -277,3 +277,26 @@ def _common_prefix(batch: Batch, starts: Tensor, prompts: Tensor) -> int:
     positions = starts[:, None] + torch.arange(max(shortest - 1, 0))
     same = (batch.tokens[positions] == batch.tokens[positions[:1]]).all(0)
     return int(same.long().cumprod(0).sum())
+
+
+COMPUTED = ("loss_mask", "rewards", "advantages", "returns")
+"""Fields that a computation of rewards or advantages changes, one number per token."""
+
+
+def map_domains(batch: Batch, compute: Callable[[Batch], Batch]) -> Batch:
+    """Return the batch with the results of `compute` for the trajectories of each domain; without domains, for all
+    trajectories.
+
+    Statistics over a batch, such as those of whitening, are then of a domain, as in ROLL.
+    """
+    if batch.domain is None:
+        return compute(batch)
+    token_domain = batch.domain[batch.token_trajectory]
+    columns: dict[str, Any] = {}
+    for domain in torch.unique(token_domain).tolist():
+        part = compute(select_trajectories(batch, batch.domain == domain))
+        for name in COMPUTED:
+            values = getattr(part, name)
+            if values is not None:
+                columns.setdefault(name, values.new_zeros(len(batch.tokens)))[token_domain == domain] = values
+    return replace(batch, **columns)

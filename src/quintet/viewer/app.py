@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 import math
-from collections.abc import Awaitable, Callable
+import socket
+from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
+from importlib import resources
+from string import Template
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -14,9 +20,9 @@ from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from quintet.errors import MachineError, UserError
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.http_service.server import LimitedServer
 from quintet.viewer.episode_routes import EpisodeRoutes
 from quintet.viewer.metric_routes import metric_routes
-from quintet.viewer.page import assets, page_html, security_policy
 from quintet.viewer.run_catalog import RunCatalog
 
 COOKIE = "quintet_token"
@@ -104,3 +110,58 @@ def _add_page_routes(app: FastAPI) -> None:
     @app.get("/api/assets")
     def all_assets() -> dict[str, str]:
         return dict(assets())
+
+
+PREFIX = "view/"
+"""Modules import each other by `view/NAME`, which the import map resolves; in an exported page to data URLs."""
+
+
+@cache
+def assets() -> Mapping[str, str]:
+    """Return the texts of all scripts and style sheets by name, and of the page and the tiles of grids."""
+    folder = resources.files("quintet.viewer") / "static"
+    texts = {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.is_file()}
+    tiles = (resources.files("quintet.tracking") / "assets" / "tiles.svg").read_text(encoding="utf-8")
+    return texts | {"tiles.svg": Template(tiles).substitute(boards="")}
+
+
+@cache
+def page_html() -> str:
+    """Return the page that loads its scripts from the server."""
+    return Template(assets()["index.html"]).substitute(
+        style='<link rel="stylesheet" href="/static/view.css">' + _preloads(),
+        tiles=assets()["tiles.svg"],
+        import_map=_import_map(),
+        stored="",
+        script='<script type="module" src="/static/main.js"></script>',
+    )
+
+
+def _modules() -> list[str]:
+    return sorted(name for name in assets() if name.endswith(".js"))
+
+
+def _preloads() -> str:
+    """Return links by which the browser requests all modules at once, instead of one after the other as they are
+    imported."""
+    return "".join(f'<link rel="modulepreload" href="/static/{name}">' for name in _modules())
+
+
+def _import_map() -> str:
+    return json.dumps({"imports": {PREFIX + name: f"/static/{name}" for name in _modules()}})
+
+
+@cache
+def security_policy() -> str:
+    """Return the Content-Security-Policy: scripts, data and images come from this server only."""
+    digest = base64.b64encode(hashlib.sha256(_import_map().encode()).digest()).decode()
+    return (
+        f"default-src 'none'; script-src 'self' 'sha256-{digest}'; style-src 'self' 'unsafe-inline'; "
+        "img-src 'self' data:; media-src 'self' data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+
+
+def serve(catalog: RunCatalog, address: Address, listener: socket.socket) -> None:
+    """Serve the viewer until the process is interrupted."""
+    LimitedServer(build_app(catalog, address)).run(sockets=[listener])

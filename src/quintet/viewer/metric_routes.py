@@ -10,9 +10,8 @@ from fastapi import APIRouter, Query, Response
 
 from quintet.diagnosis.diagnose import diagnose_run, read_coverage
 from quintet.tracking.metrics import describe, healthy_text
-from quintet.viewer.config_values import differences
 from quintet.viewer.metrics_file import Curve
-from quintet.viewer.run_catalog import RunCatalog, ViewedRun, run_row
+from quintet.viewer.run_catalog import RunCatalog, ViewedRun, differences, run_row
 from quintet.viewer.timeline import step_phases
 from quintet.viewer.traces import list_traces, read_trace
 

@@ -343,7 +343,7 @@ CASES = [
 EXEMPT = {
     "cli/config_source.py _unused_arguments": "test_scripts_and_translation.py has it",
     "cli/config_source.py read_config_source": "--release without a framework's file: leaves the option out",
-    "cli/template_checks.py template_problems": "test_cached_models.py follows it",
+    "cli/choices.py template_problems": "test_cached_models.py follows it",
     "cli/view.py _show_in_terminal": "a package has to be installed",
     "cli/explain.py _check_known": "the file is the user's own",
     "cli/config_source.py _detect_dialect": "files that a defaults list names are missing",

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 
-from quintet.cli import rank_report
+from quintet.cli import ranks
 from quintet.config.native.experiment import Experiment
 from quintet.config.torchrun import RankInfo
 
@@ -20,14 +20,14 @@ CONFIG = Experiment(name="lake")
 def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "error.json"
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
-    rank_report._error_file.cache_clear()
+    ranks._error_file.cache_clear()
     return path
 
 
 def test_torchrun_shows_the_report_of_a_killed_rank(error_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["quintet", "train", "name=lake", "env.goal=a b"])
     rank = RankInfo(rank=3, size=4, local_rank=1, local_size=2)
-    rank_report.write_rank_report(rank_report.sudden_death_report(rank, CONFIG))
+    ranks.write_rank_report(ranks.sudden_death_report(rank, CONFIG))
     failure = ProcessFailure(local_rank=1, pid=7, exitcode=-9, error_file=str(error_file))
     summary = str(ChildFailedError("quintet", {3: failure}))
     assert "rank 3 ended before the run was complete" in summary
@@ -40,18 +40,18 @@ def test_the_rank_that_died_is_the_cause_also_if_rank_0_failed_earlier(
 ) -> None:
     failures = {}
     for number, delay in ((0, 60), (1, 0)):
-        rank_report.write_rank_report(f"rank {number}", delay=delay)
+        ranks.write_rank_report(f"rank {number}", delay=delay)
         failures[number] = ProcessFailure(local_rank=number, pid=7, exitcode=1, error_file=str(error_file))
     assert ChildFailedError("quintet", failures).get_first_failure()[0] == 1
 
 
 def test_runs_that_never_resume_are_told_how_to() -> None:
     config = CONFIG.model_copy(update={"resume": "never"})
-    assert rank_report.continue_command(RankInfo(0, 2, 0, 2), config).endswith("resume=auto")
+    assert ranks.continue_command(RankInfo(0, 2, 0, 2), config).endswith("resume=auto")
 
 
 def test_the_file_is_used_after_its_variable_is_gone(error_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    rank_report.write_rank_report("first")
+    ranks.write_rank_report("first")
     monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
-    rank_report.write_rank_report("second")
+    ranks.write_rank_report("second")
     assert json.loads(error_file.read_text())["message"]["message"] == "second"

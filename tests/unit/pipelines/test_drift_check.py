@@ -16,7 +16,7 @@ from quintet.pipelines import drift_check as pipeline
 from quintet.policies.tiny_models import create_preset_policy
 from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.runtime.components import Components
-from quintet.runtime.engines.weight_sync import WeightSync
+from quintet.runtime.engines.weight_sources import WeightSync
 
 SMALL = (
     "policy.preset=null",

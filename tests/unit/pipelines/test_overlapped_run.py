@@ -32,7 +32,7 @@ from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import WORKER
 from quintet.runtime.calls.transport import Transport
 from quintet.runtime.controller import Controller
-from quintet.runtime.learners.remote_learners import RemoteLearnerGroup
+from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.runtime.worker import Worker
 from quintet.tracking.metrics import describe
 
@@ -179,13 +179,13 @@ PIPELINED = (
 @pytest.fixture
 def log_prob_workers(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """A function that lets a thread of this process compute log-probs with a copy of the policy."""
-    groups: list[RemoteLearnerGroup] = []
+    groups: list[LearnerGroup] = []
 
-    def build_learners(controller: Controller, config: Experiment, policy: Path, **_: bool) -> RemoteLearnerGroup:
+    def build_learners(controller: Controller, config: Experiment, policy: Path, **_: bool) -> LearnerGroup:
         arguments = {"config": config, "policy": policy, "sft": False}
         controller._transport.broadcast(RemoteCall(WORKER, "build_learners", arguments))
         workers = Transport([ThreadWorker(1, Worker(shard_writer="1"))], "log-prob workers")
-        groups.append(RemoteLearnerGroup(controller._transport, config, policy, {"logprobs": workers}))
+        groups.append(LearnerGroup(controller._transport, config, policy, {"logprobs": workers}))
         return groups[-1]
 
     def start() -> None:

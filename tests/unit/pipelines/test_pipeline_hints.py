@@ -28,13 +28,13 @@ from quintet.embodied_records import RobotEpisode
 from quintet.pipelines import drift_check, evaluate, generate, setup
 from quintet.pipelines.embodied.behavior_cloning import CloningBatches
 from quintet.pipelines.embodied.rollout import collect_rollout
+from quintet.pipelines.evaluate import StoredResponses
 from quintet.pipelines.experience import collate_rollout
 from quintet.pipelines.export import export
 from quintet.pipelines.model_lookup import find_configured_model, find_model
 from quintet.pipelines.response_store import ResponseStore
 from quintet.pipelines.resume import find_resume_checkpoint
 from quintet.pipelines.rollout_step import Rollout
-from quintet.pipelines.stored_responses import StoredResponses
 from quintet.pipelines.training_record import RECORD_FILE
 from quintet.pipelines.warm_start import _expert_turn, response_batch, solve_episodes
 from quintet.policies.lora import add_lora, save_adapters

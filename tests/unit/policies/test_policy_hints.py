@@ -29,9 +29,8 @@ from quintet.policies import liger, model_loading, reward_model
 from quintet.policies.attention import MODELS_HINT, PackedLayout, _attention
 from quintet.policies.attention_backends import set_attention_backend
 from quintet.policies.lora import add_lora, load_adapters, save_adapters
-from quintet.policies.model_loading import enable_activation_checkpointing, load_model, load_tokenizer
+from quintet.policies.model_loading import enable_activation_checkpointing, limit_positions, load_model, load_tokenizer
 from quintet.policies.reward_model import RewardModel
-from quintet.policies.rope_limits import limit_positions
 from quintet.policies.routers import freeze_routers
 from quintet.policies.tiny_models import get_preset
 from quintet.policies.vision.image_processing import ImageProcessor

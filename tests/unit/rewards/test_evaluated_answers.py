@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quintet.rewards.verifiers import gym
-from quintet.rewards.verifiers.evaluated_answers import EXPRESSIONS, LITERALS, without_code
+from quintet.rewards.verifiers.gym import EXPRESSIONS, LITERALS, without_code
 
 reasoning_gym = pytest.importorskip("reasoning_gym")
 FORGERIES = (

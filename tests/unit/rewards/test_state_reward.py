@@ -17,9 +17,15 @@ from quintet.envs.sokoban import Sokoban
 from quintet.records import FinishReason, Outcome, StateScore, Trajectory, Turn
 from quintet.relations import Relation
 from quintet.rewards import chat_endpoint
-from quintet.rewards.relation_score import matched_relations, relation_score
 from quintet.rewards.state_relations import extract_relations
-from quintet.rewards.state_reward import Description, StateRewards, descriptions, penalize_repeated
+from quintet.rewards.state_reward import (
+    Description,
+    StateRewards,
+    descriptions,
+    matched_relations,
+    penalize_repeated,
+    relation_score,
+)
 
 BOXES, LAKE = SokobanConfig.relation_scoring, FrozenLakeConfig.relation_scoring
 

@@ -34,10 +34,8 @@ from quintet.records import (
 from quintet.rollout.chat.reply_messages import ReplyMessages
 from quintet.rollout.collate import collate
 from quintet.rollout.episode import Episode
-from quintet.rollout.multi_turn_loop import MultiTurnLoop
+from quintet.rollout.multi_turn_loop import MultiTurnLoop, ToolReplies, UserReplies, truncate_result
 from quintet.rollout.sampling_params import SamplingParams
-from quintet.rollout.tool_replies import ToolReplies, truncate_result
-from quintet.rollout.user_replies import UserReplies
 from quintet.tools.executor import ToolExecutor
 from quintet.tools.interaction import UserReply
 from quintet.tools.registry import tool_schemas
@@ -149,8 +147,8 @@ def users() -> Iterator[UserExecutor]:
 @pytest.fixture
 def play(tokenizer: Any, executor: ToolExecutor, users: UserExecutor, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Run an episode whose responses are these texts; all tests share the processes of one executor."""
-    monkeypatch.setattr("quintet.rollout.tool_replies.ToolExecutor", lambda _: executor)
-    monkeypatch.setattr("quintet.rollout.user_replies.UserExecutor", lambda _: users)
+    monkeypatch.setattr("quintet.rollout.multi_turn_loop.ToolExecutor", lambda _: executor)
+    monkeypatch.setattr("quintet.rollout.multi_turn_loop.UserExecutor", lambda _: users)
     executor.num_calls = 0
 
     def run(

@@ -8,7 +8,7 @@ import numpy as np
 
 from quintet.embodied_records import ChunkResult, RobotEpisode, RobotObservation
 from quintet.records import Failure, Outcome
-from quintet.rollout.robot_trajectories import RobotTrajectories
+from quintet.runtime.embodied.recording import RobotTrajectories
 
 
 def observation(values: Sequence[int]) -> RobotObservation:

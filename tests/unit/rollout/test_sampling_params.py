@@ -9,8 +9,8 @@ import pytest
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
+from quintet.pipelines.rollout_step import response_lines
 from quintet.records import FinishReason, Outcome, Trajectory, Turn
-from quintet.rollout.response_log import response_lines
 from quintet.rollout.sampling_params import (
     SamplingParams,
     check_tokens,

@@ -28,7 +28,7 @@ from quintet.runtime.http_service.address import Address
 from quintet.runtime.learners import learner_checkpoint, megatron_backend
 from quintet.runtime.ray_cluster import launcher
 from quintet.runtime.serving import build
-from quintet.runtime.serving.server import ServingServer
+from quintet.runtime.serving.app import ServingServer
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
 

@@ -33,7 +33,7 @@ from quintet.config.native.training import DistillationConfig
 from quintet.config.torchrun import RankInfo, current_rank
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import Batch, Failure, FinishReason, Generation, PromptRow, Request, StructuredOutput
+from quintet.records import Batch, Failure, FinishReason, Generation, PromptRow, Request
 from quintet.runtime.calls.messages import NO_CODE
 from quintet.runtime.calls.remote_call import RemoteCall, RemoteRef, decode_header, decode_value, encode, encode_value
 from quintet.runtime.calls.remote_interface import (
@@ -61,6 +61,7 @@ from quintet.runtime.engines.engine_worker import LocalEngineWorker
 from quintet.runtime.env_hosts import LocalHostedEnvs
 from quintet.runtime.learners.local_learners import LocalLearners
 from quintet.runtime.worker import Worker
+from quintet.sampling import StructuredOutput
 
 
 def same(ours: Any, theirs: Any) -> bool:

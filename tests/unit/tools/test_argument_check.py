@@ -11,10 +11,9 @@ import pytest
 import torch
 
 from quintet.config.native.tool_calls import ToolCallsConfig
-from quintet.tools.argument_check import check_call_arguments
 from quintet.tools.executor import ToolExecutor
 from quintet.tools.tool import ToolEpisode, ToolResult, result_text
-from quintet.tools.tool_env import ERROR, ToolEnv, call_message
+from quintet.tools.tool_env import ERROR, ToolEnv, call_message, check_call_arguments
 
 SCHEMA = {
     "type": "object",

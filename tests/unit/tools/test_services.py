@@ -18,7 +18,7 @@ from quintet.errors import ConfigError
 from quintet.rewards import chat_endpoint
 from quintet.tools.code_service import CodeService
 from quintet.tools.executor import ToolExecutor
-from quintet.tools.geometry3k_answer import Geometry3kAnswer
+from quintet.tools.gsm8k_answer import Geometry3kAnswer
 from quintet.tools.search import Search
 from quintet.tools.tool import ToolEpisode, ToolResult
 from quintet.tools.tool_env import call_message

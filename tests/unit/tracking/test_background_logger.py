@@ -12,10 +12,9 @@ from pathlib import Path
 import pytest
 
 from quintet.errors import MachineError
-from quintet.tracking import background_logger
-from quintet.tracking.background_logger import BackgroundLogger
+from quintet.tracking import loggers as tracking_loggers
 from quintet.tracking.logger import LOGGERS, Logger, LoggerContext
-from quintet.tracking.loggers import build_loggers
+from quintet.tracking.loggers import BackgroundLogger, build_loggers
 from quintet.tracking.progress import NullProgress
 
 METRICS = {"critic/score/mean": 0.25}
@@ -78,11 +77,11 @@ def test_a_logger_that_cannot_be_built_is_reported_and_the_run_goes_on(tmp_path:
 def test_a_logger_that_hangs_delays_neither_a_step_nor_for_long_the_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(background_logger, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(tracking_loggers, "CLOSE_SECONDS", 0.3)
     recorder = Recorder(threading.Event())
     logger, notes = in_background(recorder, tmp_path)
     started = time.perf_counter()
-    for step in range(background_logger.MAX_WAITING_RECORDS + 10):
+    for step in range(tracking_loggers.MAX_WAITING_RECORDS + 10):
         logger.log(step, 0.5, METRICS)
     assert time.perf_counter() - started < 2
     logger.close()
@@ -106,7 +105,7 @@ def test_a_server_that_never_answers_does_not_stop_a_run(
 ) -> None:
     if LOGGERS.get("mlflow").missing():
         pytest.skip("mlflow is not installed: pip install 'quintet[mlflow]'")
-    monkeypatch.setattr(background_logger, "CLOSE_SECONDS", 0.3)
+    monkeypatch.setattr(tracking_loggers, "CLOSE_SECONDS", 0.3)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", silent_server)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")

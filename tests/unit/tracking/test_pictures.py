@@ -13,7 +13,7 @@ import pytest
 from quintet.envs.service.png import decode_png, encode_png
 from quintet.errors import MachineError
 from quintet.records import FinishReason, Outcome, Trajectory, Turn
-from quintet.tracking.episode_pages import write_episode_pages
+from quintet.tracking.episode_html import write_episode_pages
 from quintet.tracking.image_files import read_png, write_image
 from quintet.tracking.report import write_report
 from quintet.tracking.run_directory import RunDirectory

@@ -18,9 +18,8 @@ from quintet.tracking import video_files, videos
 from quintet.tracking.logger import LoggerContext
 from quintet.tracking.loggers import build_loggers
 from quintet.tracking.report import write_report
-from quintet.tracking.robot_summaries import summarize_robot_episodes, summarize_robot_validation
-from quintet.tracking.video_frames import RobotCaption, tile_frames
-from quintet.tracking.videos import VideoWriter, find_videos, video_path
+from quintet.tracking.summaries import summarize_robot_episodes, summarize_robot_validation
+from quintet.tracking.videos import RobotCaption, VideoWriter, find_videos, tile_frames, video_path
 
 INSTRUCTIONS = ("push the red block",) * 5
 NO_OUTCOMES = ("",) * 5

@@ -18,8 +18,7 @@ from quintet.runtime.http_service.address import Address
 from quintet.tracking.image_files import write_image
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.trajectories import write_trajectories
-from quintet.viewer.app import build_app
-from quintet.viewer.page import assets
+from quintet.viewer.app import assets, build_app
 from quintet.viewer.run_catalog import RunCatalog
 
 LOCAL = "http://127.0.0.1:8080"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quintet.config.compose import load_experiment
 from quintet.config.yaml_writer import dump_config
-from quintet.viewer.config_values import ConfigValue, differences, read_config_values
+from quintet.viewer.run_catalog import ConfigValue, differences, read_config_values
 
 TEXT = """\
 # Resolved configuration

@@ -11,16 +11,18 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path, PurePosixPath
-from typing import Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
+from quintet import hardware
 from quintet.data.robot_demonstrations.dataset import (
     FeatureNames,
     InvalidDatasetError,
@@ -32,9 +34,12 @@ from quintet.data.robot_demonstrations.dataset import (
     select_state,
 )
 from quintet.data.robot_demonstrations.frames import decode_frame, stack_cameras, stack_frames
-from quintet.data.robot_demonstrations.parquet_rows import column_names, read_rows, read_table
-from quintet.data.robot_demonstrations.video_frames import read_video_frames
+from quintet.data.row_images import MAX_FILE_PIXELS
 from quintet.embodied_records import RobotObservation
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 INFO_FILE: Final = "meta/info.json"
 ACTION: Final = "action"
@@ -306,3 +311,112 @@ def _check_row(row: Mapping[str, Any], number: int) -> None:
     for name in (EPISODE_INDEX, "length"):
         if not isinstance(row.get(name), int) or row[name] < 0:
             raise InvalidDatasetError(f"{name} is {row.get(name)!r}, not a count", f"row {number}")
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[pq.ParquetFile]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    path.stat()  # pyarrow's message about a missing file has its name twice
+    try:
+        with pq.ParquetFile(path) as file:
+            yield file
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InvalidDatasetError(f"it is not a readable Parquet file: {error}") from error
+
+
+def column_names(path: Path) -> list[str]:
+    """Return the names of the columns of a file."""
+    with _opened(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def read_table(path: Path, columns: Sequence[str]) -> pa.Table:
+    """Return some columns of a file.
+
+    Raises:
+        InvalidDatasetError: the file is damaged, or lacks one.
+    """
+    with _opened(path) as file:
+        _check_columns(file, columns)
+        return file.read(columns=list(columns))
+
+
+def read_rows(path: Path, columns: Sequence[str], first: int | None, count: int, name: str) -> Mapping[str, list[Any]]:
+    """Return the cells of `count` rows from `first`, by column; only their row groups are read.
+
+    Raises:
+        InvalidDatasetError: the file is damaged, or has fewer rows of what `name` says.
+    """
+    with _opened(path) as file:
+        _check_columns(file, columns)
+        if first is None or first + count > file.metadata.num_rows:
+            available = 0 if first is None else file.metadata.num_rows - first
+            raise InvalidDatasetError(f"{name} has {count} rows, and the file {available}")
+        groups = []
+        skipped = 0
+        end = 0
+        for number in range(file.metadata.num_row_groups):
+            size = file.metadata.row_group(number).num_rows
+            if end + size <= first:
+                skipped += size
+            elif end < first + count:
+                groups.append(number)
+            end += size
+        table = file.read_row_groups(groups, columns=list(columns)).slice(first - skipped, count)
+        return {column: table.column(column).to_pylist() for column in columns}
+
+
+def _check_columns(file: pq.ParquetFile, columns: Sequence[str]) -> None:
+    missing = [name for name in columns if name not in file.schema_arrow.names]
+    if missing:
+        raise InvalidDatasetError(f"it has no column {missing[0]!r}")
+
+
+EXTRA: Final = "video"
+"""Extra of this distribution with PyAV."""
+
+
+def read_video_frames(path: Path, start: float, frequency: float, count: int) -> np.ndarray:
+    """Return `count` frames from the time `start` in seconds on, at `frequency` frames per second, RGB uint8
+    [T, height, width, 3].
+
+    Raises:
+        InvalidDatasetError: the video is damaged, has frames at other times, or PyAV is not installed.
+    """
+    if not hardware.is_installed("av"):
+        command = hardware.install_command(hardware.extra_packages(EXTRA))
+        raise InvalidDatasetError("videos are decoded by PyAV, which is not installed", hint=command)
+    import av
+
+    path.stat()
+    try:
+        with av.open(str(path), format="mp4") as container:
+            return _select(_decode(container, start, frequency), start, frequency, count)
+    except (av.FFmpegError, IndexError, ValueError) as error:
+        raise InvalidDatasetError(f"the video cannot be decoded: {error}") from error
+
+
+def _decode(container: Any, start: float, frequency: float) -> Iterator[tuple[float, np.ndarray]]:
+    """Yield times and frames, from the last key frame before `start` on."""
+    stream = container.streams.video[0]
+    if stream.width * stream.height > MAX_FILE_PIXELS:
+        raise ValueError(f"{stream.width} × {stream.height} pixels, more than {MAX_FILE_PIXELS:,}")
+    container.seek(max(0, int((start - 0.5 / frequency) / stream.time_base)), stream=stream)
+    for frame in container.decode(stream):
+        if frame.time is not None and frame.time > start - 0.5 / frequency:
+            yield frame.time, frame.to_ndarray(format="rgb24")
+
+
+def _select(frames: Iterator[tuple[float, np.ndarray]], start: float, frequency: float, count: int) -> np.ndarray:
+    """Return the frames, each of which must be within half a period of its time."""
+    selected: list[np.ndarray] = []
+    while len(selected) < count:
+        expected = start + len(selected) / frequency
+        time, frame = next(frames, (None, None))
+        if time is None or frame is None or abs(time - expected) > 0.5 / frequency:
+            state = "the video ends" if time is None else f"the next frame is at {time:.3f} s"
+            raise InvalidDatasetError(f"there is no frame at {expected:.3f} s: {state}", f"frame {len(selected)}")
+        selected.append(frame)
+    return np.stack(selected) if selected else np.zeros((0, 1, 1, 3), dtype=np.uint8)

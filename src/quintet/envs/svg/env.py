@@ -13,8 +13,14 @@ from quintet.config.native.envs import SvgConfig
 from quintet.envs.env import IMAGE, TEXT, Env
 from quintet.envs.start_states import Split
 from quintet.envs.svg.document_check import InvalidSvgError
-from quintet.envs.svg.edges import canny_edges
-from quintet.envs.svg.image_scores import SAME_LENGTH, code_score, color_score, pixel_score, structural_score
+from quintet.envs.svg.image_scores import (
+    SAME_LENGTH,
+    canny_edges,
+    code_score,
+    color_score,
+    pixel_score,
+    structural_score,
+)
 from quintet.envs.svg.model_scores import MODELS, load_scorer
 from quintet.envs.svg.renderer import render_svgs
 from quintet.envs.svg.targets import target_code

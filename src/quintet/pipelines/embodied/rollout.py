@@ -13,7 +13,7 @@ from quintet.pipelines.episode_log import store_training_episodes, store_validat
 from quintet.pipelines.run import Run
 from quintet.records import INCOMPLETE_OUTCOMES
 from quintet.seeds import derive_seed
-from quintet.tracking.robot_summaries import summarize_robot_validation
+from quintet.tracking.summaries import summarize_robot_validation
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ from quintet.errors import ConfigError, MachineError
 from quintet.policies.lora import ADAPTER_DIRECTORY, save_adapters
 from quintet.records import Batch
 from quintet.runtime.controller import Controller
-from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.learners.learner_checkpoint import HF, contents_to_load
+from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.runtime.run_checkpoint import TokenizerFiles, load_learners
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.checkpoint.checkpoint import Checkpoint, weights_digest

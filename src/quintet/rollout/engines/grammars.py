@@ -14,9 +14,9 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from quintet.records import StructuredOutput
 from quintet.rollout.engines.compiled_grammars import compile_grammar, grammar_error
 from quintet.rollout.engines.grammar_trials import GrammarTrials
+from quintet.sampling import StructuredOutput
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -31,7 +31,6 @@ from quintet.records import (
     Generation,
     ImageInput,
     Request,
-    StructuredOutput,
     Trajectory,
     with_opened_thought,
 )
@@ -39,6 +38,7 @@ from quintet.rewards.chat_endpoint import ChatEndpoint, EndpointError, with_retr
 from quintet.rewards.request_threads import RequestThreads
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.weight_source import WeightSource
+from quintet.sampling import StructuredOutput
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast

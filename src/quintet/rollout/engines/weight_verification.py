@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 import torch
+from torch import Tensor
 
 from quintet.errors import MachineError
 from quintet.policies.attention import PackedLayout
@@ -23,7 +24,6 @@ from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from transformers import PreTrainedModel
 
 KEY = "rollout.engine_options.validate_weights"

@@ -9,16 +9,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from torch import Tensor
 
 from quintet.config.torchrun import describe_rank
 from quintet.envs.hosted_envs import HostLostError
 from quintet.errors import MachineError
 from quintet.runtime.calls.messages import ConnectionLostError, MessageSocket, RemoteCallError
 from quintet.runtime.calls.remote_call import STOP, RemoteCall, encode
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 Role = Literal["actor", "learners", "engine"]
 """Which calls a worker executes, in their order: `actor`, all calls of a rank of the actor; `learners`, those of a

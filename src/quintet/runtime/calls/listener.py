@@ -16,7 +16,8 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING
+
+from torch.distributed.distributed_c10d import Store
 
 from quintet.config.torchrun import describe_rank
 from quintet.errors import MachineError
@@ -25,9 +26,6 @@ from quintet.runtime.calls.handshake import Address, WorkerHello, receive_hello
 from quintet.runtime.calls.messages import MessageSocket
 from quintet.runtime.calls.run_secret import RunSecret
 from quintet.training.parallel.rendezvous import LostRank, Rendezvous
-
-if TYPE_CHECKING:
-    from torch.distributed.distributed_c10d import Store
 
 MAX_HANDSHAKES = 64
 """Connections that have not said who they are; the oldest is closed for another one."""

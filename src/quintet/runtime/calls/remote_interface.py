@@ -7,7 +7,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
+
+import numpy as np
+from torch import Tensor
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
@@ -24,10 +27,6 @@ from quintet.runtime.groups import CheckpointedLearners, SavedLearners
 from quintet.training.chunk_learner import ChunkRates
 from quintet.training.parallel.broadcast_group import GroupAddress
 from quintet.training.protocols import Actor, Critic, DivergenceReference, LogProbScorer
-
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor
 
 WORKER: Final = "worker"
 LEARNERS: Final = "learners"

@@ -7,6 +7,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import cache
+from inspect import Signature
 from typing import Any, Protocol
 
 from quintet.errors import MachineError
@@ -18,7 +20,8 @@ from quintet.runtime.calls.connection import (
     wait_for_answer,
 )
 from quintet.runtime.calls.messages import RemoteCallError
-from quintet.runtime.calls.remote_call import RemoteCall, broadcast_tensors, encode
+from quintet.runtime.calls.remote_call import RemoteCall, RemoteRef, broadcast_tensors, encode
+from quintet.runtime.calls.remote_interface import REMOTE_OBJECTS, methods_of_rank_0, properties_of, remote_methods
 from quintet.training.parallel.rendezvous import RankDiedError, Rendezvous, broken_connection
 
 HINT = "see its log in the run directory; rerun the same command to continue from the last checkpoint"
@@ -270,3 +273,51 @@ def _worker_died(error: WorkerLostError, components: str) -> RankDiedError:
 
 def _consequence(components: str) -> str:
     return f"and the run needs its {components}" if components else "and a run needs all of its ranks"
+
+
+class _Proxy:
+    """Base of the generated classes."""
+
+    def __init__(self, transport: Transport, target: str) -> None:
+        self._transport = transport
+        self._target = target
+
+
+def remote_proxy(transport: Transport, target: str) -> Any:
+    """Return an object with the methods of the target's protocol, which calls the remote object `target`."""
+    return _proxy_class(REMOTE_OBJECTS[target])(transport, target)
+
+
+@cache
+def _proxy_class(protocol: type) -> type[_Proxy]:
+    single = methods_of_rank_0(protocol)
+    methods = {
+        name: _method(name, signature, on_all=name not in single)
+        for name, signature in remote_methods(protocol).items()
+    }
+    properties = {name: property(_getter(name)) for name in properties_of(protocol)}
+    return type(f"Remote{protocol.__name__}", (_Proxy,), {**properties, **methods})
+
+
+def _method(name: str, signature: Signature, *, on_all: bool) -> Callable[..., Any]:
+    def method(self: _Proxy, *args: Any, **kwargs: Any) -> Any:
+        arguments = signature.bind(*args, **kwargs).arguments
+        call = RemoteCall(self._target, name, {key: _as_reference(value) for key, value in arguments.items()})
+        return self._transport.broadcast(call) if on_all else self._transport.call(call)
+
+    method.__name__ = name
+    return method
+
+
+def _getter(name: str) -> Callable[[_Proxy], Any]:
+    def getter(self: _Proxy) -> Any:
+        nested = f"{self._target}.{name}"
+        if nested in REMOTE_OBJECTS:
+            return remote_proxy(self._transport, nested)
+        return self._transport.call(RemoteCall(self._target, name))
+
+    return getter
+
+
+def _as_reference(value: Any) -> Any:
+    return RemoteRef(value._target) if isinstance(value, _Proxy) else value

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSample, ActionSampling
+from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.rollout.engines.shared_weights import SharedWeightsReader, StagedTensors
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.remote_call import RemoteCall
@@ -19,11 +21,6 @@ from quintet.runtime.device import compute_device
 from quintet.runtime.engines.staged_weights import StagedWeights
 from quintet.runtime.process_settings import configure_process
 from quintet.training.parallel.strategy import load_full_weights
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from quintet.policies.vla.action_policy import ActionPolicy
 
 
 class LocalActionPolicyCopy:

@@ -15,16 +15,21 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from quintet.algorithms.chunks.advantages import add_chunk_advantages
 from quintet.algorithms.chunks.objective import ChunkObjective
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.embodied_records import ActionSampling, ChunkBatch, RecordedVideo, RobotEpisode, RolloutRequest
+from quintet.policies.model_loading import enable_activation_checkpointing
+from quintet.policies.vla.action_module import ActionModule
 from quintet.policies.vla.action_policy import ActionPolicy
+from quintet.policies.vla.build import load_action_policy
 from quintet.records import Trajectory
-from quintet.runtime.embodied.learner_builder import build_chunk_learner
+from quintet.runtime.device import compute_device
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
+from quintet.runtime.learners.learner_builders import autocast_dtype, build_device_mesh, learner_dtype
 from quintet.runtime.learners.learner_checkpoint import ACTOR, REFERENCE, LearnerSnapshots
 from quintet.training.checkpoint.async_save import AsyncShardWriter, WriteFiles
 from quintet.training.checkpoint.learner_state import (
@@ -35,7 +40,12 @@ from quintet.training.checkpoint.learner_state import (
 )
 from quintet.training.checkpoint.shards import ShardReader
 from quintet.training.chunk_learner import ChunkLearner, ChunkRates
+from quintet.training.learner_setup import LearnerSetup
+from quintet.training.offload import Offload, activation_offloading
+from quintet.training.optim.loss_scale import LossScale
+from quintet.training.packing import MicroBatchBudget
 from quintet.training.parallel.process_group import RankGroup
+from quintet.training.parallel.strategy import ParallelStrategy, ReplicatedStrategy
 
 ACTOR_SCALE = f"{ACTOR}_scale"
 """Name of the loss scale in a checkpoint."""
@@ -235,3 +245,58 @@ class LocalRobotLearner:
 
 def _columns_of(tensor: Tensor | None, columns: Tensor) -> Tensor | None:
     return None if tensor is None else tensor[:, columns]
+
+
+def build_chunk_learner(
+    config: Experiment, policy_dir: Path, optimizer: OptimizerConfig, ranks: RankGroup
+) -> ChunkLearner:
+    """Build the learner of the action policy at that directory.
+
+    Raises:
+        ConfigError: the policy does not support activation checkpointing.
+        MachineError: the directory contains no action policy.
+    """
+    return build_policy_learner(config, load_action_policy(policy_dir, config), optimizer, ranks)
+
+
+def build_policy_learner(
+    config: Experiment, policy: PreTrainedModel, optimizer: OptimizerConfig, ranks: RankGroup
+) -> ChunkLearner:
+    """Build the learner of an action policy, which moves to the device of this process.
+
+    Raises:
+        ConfigError: the policy does not support activation checkpointing.
+    """
+    if config.actor.gradient_checkpointing:
+        enable_activation_checkpointing(policy)
+    module = ActionModule(policy).to(compute_device())
+    module.activation_context = activation_offloading(config.actor.memory, compute_device(), "actor")
+    mesh = build_device_mesh(config, "actor", ranks)
+    strategy: ParallelStrategy
+    if mesh.device_mesh is None:
+        strategy = ReplicatedStrategy.from_config(module, config.actor.sharding, ranks)
+    else:
+        from quintet.training.parallel.fsdp import build_strategy
+
+        strategy = build_strategy(
+            module,
+            config.actor.backend,
+            mesh,
+            config.actor.sharding,
+            config.actor.memory,
+            learner_dtype(config, "actor"),
+        )
+    tokens = config.training.micro_batch_tokens
+    chunks = config.actor.budget.sequences or max(1, tokens // policy.tokens_per_chunk)
+    return ChunkLearner(
+        module,
+        optimizer,
+        LearnerSetup(
+            budget=MicroBatchBudget(max_sequences=chunks),
+            dtype=autocast_dtype(config, "actor"),
+            ranks=mesh.data,
+            strategy=strategy,
+            loss_scale=LossScale.from_config(config.actor.sharding),
+            offload=Offload.from_config(config.actor.memory, strategy.module, "actor"),
+        ),
+    )

@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+from torch import Tensor
 
 from quintet.config.native.experiment import Experiment
 from quintet.embodied_records import ActionSample, ActionSampling, RobotEpisode, RolloutRequest
+from quintet.rollout.chunk_rollout import Sample
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ROBOTS, WORKER, RobotLearner, RolloutRecords
-from quintet.runtime.calls.remote_proxy import remote_proxy
-from quintet.runtime.calls.transport import Transport
+from quintet.runtime.calls.transport import Transport, remote_proxy
 from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs
 from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
 from quintet.runtime.embodied.rollout_runner import RolloutRunner
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from quintet.rollout.chunk_rollout import Sample
 
 
 class RobotLearnerGroup:

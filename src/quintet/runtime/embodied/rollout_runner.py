@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -11,7 +12,16 @@ from torch import Tensor
 
 from quintet.config.native.envs import SimulatorConfig
 from quintet.config.native.experiment import Experiment
-from quintet.embodied_records import ActionSampling, ChunkBatch, RecordedVideo, RobotEpisode, RolloutRequest
+from quintet.config.native.placement import PlacementConfig
+from quintet.embodied_records import (
+    ActionSampling,
+    ChunkBatch,
+    ChunkResult,
+    RecordedVideo,
+    RobotEpisode,
+    RobotObservation,
+    RolloutRequest,
+)
 from quintet.envs.factory import env_errors_under_key
 from quintet.envs.simulators.robot_envs import RobotEnvs, build_robot_envs
 from quintet.envs.simulators.start_states import RobotStartStates
@@ -19,8 +29,7 @@ from quintet.errors import ConfigError
 from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Trajectory
 from quintet.rollout.channel import ChannelCounter
-from quintet.rollout.chunk_rollout import ChunkRollout, RolloutLength, Sample, Uniforms
-from quintet.rollout.robot_channels import RobotChannels
+from quintet.rollout.chunk_rollout import ChunkRollout, RobotGroup, RolloutLength, Sample, Uniforms
 from quintet.runtime.embodied.recording import RolloutRecording
 from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.seeds import derive_seed
@@ -172,3 +181,38 @@ def _uniforms(request: RolloutRequest, policy: ActionPolicy, local: Tensor) -> U
         return torch.rand(shape, generator=generator)[local]
 
     return uniforms
+
+
+class RobotChannels:
+    """See `RobotGroup`: robots with counts of the actions and observations that pass, one item per stage. Both run in
+    the thread of the rollout, so nothing waits in a queue."""
+
+    def __init__(self, robots: RobotGroup, placement: PlacementConfig) -> None:
+        self.num_stages, self.num_robots = robots.num_stages, robots.num_robots
+        self.num_start_states = robots.num_start_states
+        self._robots = robots
+        self._actions = ChannelCounter(placement.rollout.action_channel)
+        self._observations = ChannelCounter(placement.envs.channel)
+
+    def reset(self, stage: int, start_states: np.ndarray) -> RobotObservation:
+        started = time.monotonic()
+        observation = self._robots.reset(stage, start_states)
+        self._observations.count(get_seconds=time.monotonic() - started)
+        return observation
+
+    def start_chunk(self, stage: int, actions: np.ndarray) -> None:
+        self._actions.count()
+        self._robots.start_chunk(stage, actions)
+
+    def finish_chunk(self, stage: int) -> ChunkResult:
+        started = time.monotonic()
+        result = self._robots.finish_chunk(stage)
+        self._observations.count(get_seconds=time.monotonic() - started)
+        return result
+
+    def pop_metrics(self) -> dict[str, float]:
+        """Return the metrics of both channels since the last call."""
+        return {**self._actions.pop_metrics(), **self._observations.pop_metrics()}
+
+    def close(self) -> None:
+        self._robots.close()

@@ -17,7 +17,7 @@ from quintet.policies.lora import add_lora, merge_adapters
 from quintet.policies.model_loading import load_model, load_policy_tokenizer
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler
-from quintet.rollout.engines.hf.memory import max_seqs_in_memory
+from quintet.rollout.engines.hf.kv_cache import max_seqs_in_memory
 from quintet.rollout.sampling_params import max_concurrent_requests, max_model_len
 from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.dtypes import stored_dtype, with_dtypes

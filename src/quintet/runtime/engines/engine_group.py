@@ -12,7 +12,7 @@ from quintet.records import Failure, Generation, Request
 from quintet.rollout.engines.engine import Engine
 from quintet.rollout.engines.restarting_engine import LostRequest, RestartingEngine, engine_failure, failed_generation
 from quintet.rollout.engines.weight_source import WeightSource
-from quintet.runtime.calls.remote_interface import STEPS_PER_CALL
+from quintet.runtime.calls.remote_interface import STEPS_PER_CALL, EngineAction
 from quintet.runtime.engines.request_router import RequestRouter
 
 POLL_SECONDS = 0.05
@@ -21,7 +21,7 @@ MAX_REASSIGNMENTS = 2
 
 
 class RoutedEngines:
-    """See `EngineGroup` and, for the choice of an engine, `RequestRouter`.
+    """Engines behind the interface of a single one: each request is routed to one of them, see `RequestRouter`.
 
     Each call of `step` advances all engines that have requests, and ends with the slowest one. So the order of results
     does not depend on timing, and a run remains reproducible. Requests that a dead engine has lost go to another one;
@@ -51,7 +51,7 @@ class RoutedEngines:
 
     @property
     def engines(self) -> tuple[Engine, ...]:
-        """See `EngineGroup.engines`; after restarts, the engines that run now."""
+        """The engines that the requests are routed to; after restarts, the engines that run now."""
         return tuple(engine.current for engine in self._engines)
 
     @property
@@ -214,18 +214,18 @@ class RoutedEngines:
 
     def reset_prefix_cache(self) -> None:
         self._router.forget_prompts()
-        for engine in self._engines:
-            engine.reset_prefix_cache()
-        self._reassign_all_lost()
+        self._control("reset_prefix_cache")
 
     def sleep(self) -> None:
-        for engine in self._engines:
-            engine.sleep()
-        self._reassign_all_lost()
+        self._control("sleep")
 
     def wake_up(self) -> None:
+        self._control("wake_up")
+
+    def _control(self, action: EngineAction) -> None:
+        """Call a method without arguments of each engine."""
         for engine in self._engines:
-            engine.wake_up()
+            getattr(engine, action)()
         self._reassign_all_lost()
 
     def _reassign_all_lost(self) -> None:

@@ -6,9 +6,9 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING
 
 import torch
+from torch import Tensor
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.process_layout import process_layout
@@ -23,10 +23,6 @@ from quintet.runtime.engines.staged_weights import StagedWeights
 from quintet.tracking.run_processes import process_namespace
 from quintet.training.parallel.broadcast_group import BroadcastGroup, GroupAddress, create_store
 from quintet.training.protocols import Actor
-
-if TYPE_CHECKING:
-    from torch import Tensor
-
 
 Member = tuple[int, int]
 """Rank and process id of a worker."""

@@ -15,6 +15,7 @@ from quintet import trace
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.restarting_engine import LostRequest, RestartingEngine, engine_failure
 from quintet.rollout.engines.weight_source import WeightSource
+from quintet.runtime.calls.remote_interface import EngineAction
 from quintet.runtime.engines.engine_group import RoutedEngines, engine_track, requests_track
 
 MAX_WAIT_SECONDS = 1.0
@@ -281,21 +282,10 @@ class FreeRunningEngines(RoutedEngines):
         except BlockingIOError:
             return  # the pipe is full: it wakes `step` up anyway
 
-    def reset_prefix_cache(self) -> None:
-        self._router.forget_prompts()
+    def _control(self, action: EngineAction) -> None:
         for index in range(len(self._engines)):
             with self._interrupted(index) as engine:
-                engine.reset_prefix_cache()
-
-    def sleep(self) -> None:
-        for index in range(len(self._engines)):
-            with self._interrupted(index) as engine:
-                engine.sleep()
-
-    def wake_up(self) -> None:
-        for index in range(len(self._engines)):
-            with self._interrupted(index) as engine:
-                engine.wake_up()
+                getattr(engine, action)()
 
     def close(self) -> None:
         super().close()

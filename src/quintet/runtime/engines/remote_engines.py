@@ -9,7 +9,9 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from functools import partial
 from multiprocessing.connection import wait
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.process_layout import process_layout
@@ -25,9 +27,6 @@ from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ENGINE, EngineAction, EngineReport
 from quintet.runtime.calls.transport import HINT, Transport
 from quintet.runtime.engines.weight_sources import PolicyWeights, RemoteWeightSource
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 TranslatedErrors = Callable[[], AbstractContextManager[None]]
 TakeConnectedWorkers = Callable[[Collection[int]], Sequence[WorkerConnection]]

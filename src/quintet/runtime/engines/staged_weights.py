@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeights, SharedWeightsReader, StagedTensors
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.tracking.run_processes import process_namespace
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 
 class StagedWeights:

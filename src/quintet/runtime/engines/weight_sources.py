@@ -1,20 +1,22 @@
-"""Sources of weights of engines on several ranks and in other processes."""
+"""Weight sync: how the learner's new weights replace those of engines on several ranks and in other processes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
+from torch import Tensor, nn
+
+from quintet import trace
+from quintet.config.native.experiment import Experiment
 from quintet.rollout.engines.weight_source import WeightSource
 from quintet.runtime.calls.connection import WorkerConnection
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import ACTOR, ENGINE
 from quintet.runtime.calls.transport import Transport
+from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.engines.engine_weights import EngineWeights
 from quintet.runtime.groups import PolicyGroup
-
-if TYPE_CHECKING:
-    from torch import Tensor, nn
 
 
 @runtime_checkable
@@ -89,3 +91,30 @@ class PolicyWeights:
     def close(self) -> None:
         """Release the memory of staged weights."""
         self._staged.close()
+
+
+class WeightSync:
+    """Puts engines to sleep while the policy is trained, and wakes them up with its new weights."""
+
+    def __init__(self, weights: PolicyWeights, engines: RoutedEngines, config: Experiment) -> None:
+        self._weights = weights
+        self._engines = engines
+        options = config.rollout.engine_options
+        self._should_sleep = options.sleep_between_steps or options.offload
+        self._is_asleep = False
+
+    def sleep(self) -> None:
+        """If configured, free the engines' caches and weights until the next `sync`."""
+        if self._should_sleep:
+            self._engines.sleep()
+            self._is_asleep = True
+
+    def sync(self, version: int) -> None:
+        """Load the learner's weights into the engines, as `version`: the number of the step that trained them."""
+        with trace.span("stage_weights"):
+            self._weights.stage()
+        if self._is_asleep:
+            with trace.span("wake_up"):
+                self._engines.wake_up()
+            self._is_asleep = False
+        self._engines.load_weights(version, self._weights)

@@ -1,9 +1,9 @@
 """Routes of an environment service: Quintet's own protocol."""
 
-# the annotations of routes are evaluated by FastAPI
 import asyncio
+import base64
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -11,19 +11,35 @@ from typing import Annotated, Any
 from fastapi import APIRouter, FastAPI, Header, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet import __version__
-from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, join_payloads
-from quintet.runtime.env_service.request_bodies import JsonBodies
-from quintet.runtime.env_service.schema import EnvsBody, ExchangeBody, ExchangeItem, ResetBody, SessionBody, StepBody
+from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, decode_payload, join_payloads
+from quintet.runtime.env_service.schema import (
+    MAX_SEPARATORS,
+    EnvsBody,
+    ExchangeBody,
+    ExchangeItem,
+    ResetBody,
+    SessionBody,
+    StepBody,
+)
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.sessions import CLIENT, Call, Session, SessionLimits, SessionTable
 from quintet.runtime.env_service.vagen_routes import vagen_router
-from quintet.runtime.env_service.worker_pool import WorkerPool
+from quintet.runtime.env_service.worker_pool import WorkerPool, check_platform
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
+from quintet.runtime.http_service.limits import check_separators
 from quintet.runtime.http_service.request_error import RequestError
-from quintet.runtime.http_service.request_guard import PiecewiseResponse, RequestGuard
+from quintet.runtime.http_service.request_guard import (
+    PiecewiseResponse,
+    RequestBodies,
+    RequestGuard,
+    client_host,
+    media_type,
+)
+from quintet.runtime.http_service.server import START_SECONDS, BackgroundServer, LimitedServer
 
 OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
 """Paths without a token; their responses contain no data of clients."""
@@ -210,3 +226,70 @@ def _form(accept: str) -> Format:
 
 def _results(results: Sequence[bytes], form: Format) -> Response:
     return PiecewiseResponse(join_payloads("results", results, form), media_type=CONTENT_TYPES[form])
+
+
+SHUTDOWN_SECONDS = 5
+"""Time for requests in progress when the server is closed."""
+
+
+class EnvServiceServer(BackgroundServer):
+    """Environment service in a thread; closing it ends its worker processes."""
+
+    def __init__(self, envs: ServedEnvs, settings: ServiceSettings) -> None:
+        """Listen on the address, and handle requests in a thread; raises as `BackgroundServer`."""
+        check_platform()
+        server = LimitedServer(build_app(envs, settings), shutdown_seconds=SHUTDOWN_SECONDS)
+        super().__init__(server, settings.address, close_seconds=SHUTDOWN_SECONDS + START_SECONDS)
+
+
+class JsonBodies:
+    """ASGI middleware that notes the client of a request, receives its body, and converts msgpack to JSON."""
+
+    def __init__(self, app: ASGIApp, max_body_bytes: int) -> None:
+        self._app = app
+        self._bodies = RequestBodies(
+            CONTENT_TYPES.values(), max_bytes=max_body_bytes, max_large_bytes_per_client=limits.MAX_LARGE_BYTES // 2
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle a request.
+
+        Raises:
+            RequestError: its body is refused.
+            ClientDisconnect: the client has disconnected.
+        """
+        if scope["type"] == "http":
+            CLIENT.set(client_host(Request(scope)))
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "DELETE"):
+            await self._app(scope, receive, send)
+            return
+        request = Request(scope, receive)
+        async with self._bodies.receive(request) as body:
+            if media_type(request.headers) != CONTENT_TYPES[JSON]:
+                scope = {**scope, "headers": _as_json_headers(scope["headers"])}
+                body = _msgpack_to_json(body)
+            check_separators(body, MAX_SEPARATORS)
+            messages: Iterator[Message] = iter([{"type": "http.request", "body": body, "more_body": False}])
+
+            async def receive_once() -> Message:
+                return next(messages, None) or await receive()
+
+            await self._app(scope, receive_once, send)
+
+
+def _msgpack_to_json(body: bytes) -> bytes:
+    try:
+        return json.dumps(decode_payload(body, MSGPACK), default=_as_base64).encode()
+    except (ValueError, TypeError, RecursionError) as error:
+        raise RequestError(str(error), code="bad_request") from error
+
+
+def _as_json_headers(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    others = [(name, value) for name, value in headers if name not in (b"content-type", b"content-length")]
+    return [*others, (b"content-type", CONTENT_TYPES[JSON].encode())]
+
+
+def _as_base64(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    raise TypeError(f"{type(value).__name__} is not supported")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from quintet.runtime.http_service.json_limits import check_depth
+from quintet.runtime.http_service.limits import check_depth
 
 MAX_REQUESTS = 8192
 """Maximum number of requests in a body."""

@@ -16,7 +16,7 @@ from quintet.envs.simulators.registry import SIMULATORS, is_simulator_class, loa
 from quintet.errors import ConfigError, did_you_mean
 from quintet.registry import load_user_object
 from quintet.runtime.env_service.schema import MAX_CONFIG_BYTES, MAX_DEPTH
-from quintet.runtime.http_service.json_limits import check_depth
+from quintet.runtime.http_service.limits import check_depth
 from quintet.runtime.http_service.request_error import RequestError
 
 

@@ -42,16 +42,7 @@ class LearnerBackend(Protocol):
 
 
 LEARNER_BACKENDS: Registry[LearnerBackend] = Registry("learner backend", entry_points="quintet.learner_backends")
-TORCH = "quintet.runtime.learners.learner_builders:TorchBackend"
-LEARNER_BACKENDS.add("fsdp2", TORCH, help="torch with FSDP2, tensor, context, pipeline and expert parallelism")
-LEARNER_BACKENDS.add("fsdp", TORCH, help="torch with FSDP1")
-LEARNER_BACKENDS.add(
-    "megatron",
-    "quintet.runtime.learners.megatron_backend:MegatronBackend",
-    help="Megatron Core",
-    requires=("megatron.core",),
-    extra="megatron",
-)
+LEARNER_BACKENDS.add_file(__file__, "learner_backends.yaml")
 
 
 def load_backend(name: str) -> LearnerBackend:

@@ -11,7 +11,7 @@ import torch
 
 from quintet.config.checks.sharding import check_sharding
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.learners import MemoryConfig, OptimizerConfig
+from quintet.config.native.learners import LearnerConfig, MemoryConfig, OptimizerConfig
 from quintet.config.native.training import SftConfig
 from quintet.kernels.build import find_compiler
 from quintet.policies.attention_backends import set_attention_backend
@@ -44,8 +44,6 @@ from quintet.training.scorer import PolicyScorer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from quintet.config.native.learners import LearnerConfig
 
 logger = logging.getLogger(__name__)
 

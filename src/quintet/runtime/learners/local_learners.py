@@ -1,4 +1,4 @@
-"""Learners of this process, whichever it has: actor, critic, reference, reward model and policy scorer."""
+"""Learners of this process: actor, critic, reference, reward model and policy scorer, or a policy that is frozen."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import Tensor
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.training import SftConfig
 from quintet.policies.lora import ADAPTER_DIRECTORY, has_lora, is_adapter_name, read_base_model_path
+from quintet.policies.model_loading import cast_weights
 from quintet.policies.reward_model import ResponseScorer
 from quintet.rollout.engines.shared_weights import SharedWeightsReader, StagedTensors
+from quintet.runtime.engines.engine_builders import engine_dtype, load_merged_model
 from quintet.runtime.learners.learner_backends import load_backend
 from quintet.runtime.learners.learner_checkpoint import (
     ACTOR,
@@ -38,7 +41,7 @@ from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProb
 from quintet.training.sharded_reward_model import load_reward_model
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from transformers import PreTrainedModel
 
 ACTOR_SCALE, CRITIC_SCALE = f"{ACTOR}_scale", f"{CRITIC}_scale"
 """Names of the loss scales in a checkpoint."""
@@ -231,3 +234,36 @@ class LocalLearners:
 def _load_scale(learner: LossScaled, state: Mapping[str, float] | None) -> None:
     if state is not None:
         learner.load_loss_scale_state(state)
+
+
+class FrozenPolicy:
+    """See `Policy`: a whole copy of the model on each rank with an engine, in the engine's dtype."""
+
+    def __init__(self, config: Experiment, directory: Path) -> None:
+        self._config, self._directory = config, directory
+        self._model: PreTrainedModel | None = None
+
+    @property
+    def model(self) -> PreTrainedModel:
+        """The model, which is loaded on first use."""
+        if self._model is None:
+            self._model = load_merged_model(self._config, self._directory)
+            cast_weights(self._model, engine_dtype(self._config, self._directory))
+        return self._model
+
+    def weights(self) -> Iterator[tuple[str, Tensor]]:
+        """See `Policy.weights`; a rank without an engine yields none."""
+        if self._model is not None:
+            yield from self._model.named_parameters()
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenPolicyOfRank:
+    """See `PolicyGroup`: the policy on one rank."""
+
+    ranks: RankGroup
+    actor: FrozenPolicy
+
+    @property
+    def has_full_weights(self) -> bool:
+        return True

@@ -18,8 +18,10 @@ from torch import Tensor
 
 from quintet.config.checks.backends import backend_problems
 from quintet.config.composed import ComposedConfig
-from quintet.config.native.learners import BudgetConfig
+from quintet.config.native.experiment import Experiment
+from quintet.config.native.learners import BudgetConfig, OptimizerConfig
 from quintet.config.native.megatron import ConversionConfig, MegatronConfig
+from quintet.config.native.training import SftConfig
 from quintet.config.problems import raise_problems
 from quintet.errors import MachineError
 from quintet.runtime.dtypes import with_dtypes
@@ -30,9 +32,6 @@ from quintet.training.megatron.core_package import require_megatron
 from quintet.training.parallel.process_group import RankGroup
 
 if TYPE_CHECKING:
-    from quintet.config.native.experiment import Experiment
-    from quintet.config.native.learners import OptimizerConfig
-    from quintet.config.native.training import SftConfig
     from quintet.training.protocols import Learner, LocalActor, LocalCritic, LogProbScorer, PolicyCopy
 
 CRITIC = "critic"

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from torch import Tensor
 
 from quintet.config.native.data import RewardModelConfig
 from quintet.config.native.experiment import Experiment
@@ -24,21 +26,18 @@ from quintet.runtime.calls.remote_interface import (
     WARM_START_ACTOR,
     WORKER,
 )
-from quintet.runtime.calls.remote_proxy import remote_proxy
-from quintet.runtime.calls.transport import Transport
+from quintet.runtime.calls.transport import Transport, remote_proxy
 from quintet.runtime.engines.staged_weights import StagedWeights
 from quintet.training.checkpoint.async_save import WriteFiles
 from quintet.training.protocols import Actor, Critic, LogProbScorer
 from quintet.training.sharded_reward_model import shards_reward_model
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
 Weights = Callable[[], Iterator[tuple[str, "Tensor"]]]
 
 
-class RemoteLearnerGroup:
-    """See `LearnerGroup`: each component is on standalone workers that have it, or else on the ranks of the actor."""
+class LearnerGroup:
+    """Actor, critic, reference and reward model. Each is on all standalone workers that have it, or else on the ranks
+    of the actor."""
 
     def __init__(
         self,
@@ -62,8 +61,11 @@ class RemoteLearnerGroup:
         self._ranks, self._config, self._sft = ranks, config, sft
         self._standalone = standalone or {}
         self.actor: Actor = remote_proxy(ranks, ACTOR)
+        """Learner of the policy."""
         self.critic: Critic | None = None
+        """Learner of the values; None before `create_critic`."""
         self.reference: LogProbScorer | None = None
+        """Policy from which the KL divergence is measured; None before `snapshot_reference`."""
         self._in_warm_start = False
         self._policy_weights = StagedWeights(num_buffers=1)
         """Weights of log-prob workers; the memory is kept between steps."""
@@ -85,29 +87,36 @@ class RemoteLearnerGroup:
 
     @property
     def world_size(self) -> int:
+        """Number of ranks."""
         return self._ranks.world_size
 
     @property
     def has_full_weights(self) -> bool:
+        """See `PolicyGroup.has_full_weights`."""
         return bool(self._ranks.call(RemoteCall(LEARNERS, "has_full_weights")))
 
     def actor_with_optimizer(self, optimizer: OptimizerConfig) -> Actor:
+        """Return the same policy under a fresh optimizer, with log-probs at temperature 1. `save` and `load` are about
+        this actor alone until `release_warm_start_actor`."""
         self._in_warm_start = True
         _broadcast(self._ranks, LEARNERS, "actor_with_optimizer", optimizer=optimizer)
         proxy: Actor = remote_proxy(self._ranks, WARM_START_ACTOR)
         return proxy
 
     def release_warm_start_actor(self) -> None:
+        """Free the optimizer that `actor_with_optimizer` created."""
         _broadcast(self._ranks, LEARNERS, "release_warm_start_actor")
         self._in_warm_start = False
 
     def create_critic(self) -> Critic:
+        """Create the critic from the current policy, or from `critic.path`."""
         weights = self.actor.weights if self._config.critic.path is None else None
         critic: Critic = self._create("critic", CRITIC, "create_critic", weights)
         self.critic = critic
         return critic
 
     def snapshot_reference(self) -> LogProbScorer:
+        """Make the current policy, or the model at `reference.path`, the reference."""
         return self._create_reference(self._snapshot_adapters() if self._has_adapters_apart else self.actor)
 
     @property
@@ -146,7 +155,8 @@ class RemoteLearnerGroup:
         return remote_proxy(transport, target)
 
     def policy_scorer(self, step: int) -> LogProbScorer:
-        """See `LearnerGroup.policy_scorer`; the first call of a step gives log-prob workers the actor's weights.
+        """Return a scorer with the policy's weights before the first update of a step: log-prob workers, or the actor's
+        scorer. The first call of a step comes before that update, and gives log-prob workers the actor's weights.
 
         Raises:
             RankDiedError: a worker is lost.
@@ -164,8 +174,13 @@ class RemoteLearnerGroup:
         return scorer
 
     def load_reward_model(self, config: RewardModelConfig, max_length: int) -> ResponseScorer:
-        """See `LearnerGroup.load_reward_model`; it is sharded over all workers, or has a copy on rank 0 or on each
-        standalone worker."""
+        """Load a reward model for up to `max_length` tokens of prompt and response. It is sharded over all workers, or
+        has a copy on rank 0 or on each standalone worker.
+
+        Raises:
+            ConfigError: the directory contains no reward model, or one of its libraries cannot be imported.
+            MachineError: the model cannot be loaded.
+        """
         transport = self._transport_of("reward")
         arguments = {"config": config, "max_length": max_length}
         is_sharded = shards_reward_model(config, transport.world_size)
@@ -176,6 +191,8 @@ class RemoteLearnerGroup:
         return RemoteRewardModel(transport, 1)
 
     def perturb_actor(self, max_change: float, seed: int) -> None:
+        """Multiply each trained weight tensor of the policy by a random factor in `1 ± max_change`, or change adapters
+        by about as much."""
         _broadcast(self._ranks, LEARNERS, "perturb_actor", max_change=max_change, seed=seed)
 
     def save(self, directory: Path) -> WriteFiles:
@@ -191,8 +208,8 @@ class RemoteLearnerGroup:
         return state
 
     def load(self, directory: Path, contents: Collection[str], extra: Mapping[str, Any]) -> None:
-        """See `LearnerGroup.load`. Critic and reference are created from the loaded actor, and get their own contents
-        afterwards."""
+        """See `CheckpointedLearners.load`. Critic and reference are created from the loaded actor, and get their own
+        contents afterwards."""
         stored = {"directory": directory, "contents": list(contents)}
         _broadcast(self._ranks, LEARNERS, "load_actor", **stored, extra=dict(extra))
         self._scored_step = None

@@ -18,8 +18,10 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quintet.rollout.engines.async_engine import EngineDeadError
 from quintet.rollout.engines.engine import Engine
 from quintet.runtime.http_service import limits
+from quintet.runtime.http_service.address import Address
 from quintet.runtime.http_service.request_error import RequestError
-from quintet.runtime.http_service.request_guard import RequestBodies, client_host, json_response
+from quintet.runtime.http_service.request_guard import RequestBodies, RequestGuard, client_host, json_response
+from quintet.runtime.http_service.server import BackgroundServer, LimitedServer
 from quintet.runtime.http_service.turns import FairSemaphore, Turns
 from quintet.runtime.memory import return_freed_memory
 from quintet.runtime.serving.messages_api.reply import MessagesError, read_messages
@@ -345,3 +347,17 @@ _ROUTES: Mapping[str, Route] = {
 _CONTROL_ROUTES = frozenset({"/sleep", "/wake_up"})
 """Routes of servers that a run has started for itself."""
 _SESSION_ROUTES = frozenset({"/session", "/reward"})
+
+
+CLOSE_SECONDS = 0.5
+"""Time for closing the connections without a request."""
+
+
+class ServingServer(BackgroundServer):
+    """HTTP server in a thread. Closing it leaves the request handler open, which then fails unfinished requests."""
+
+    def __init__(self, handler: RequestHandler, address: Address) -> None:
+        """Listen on the address, and handle requests in a thread; raises as `BackgroundServer`."""
+        turns = Turns(REST_RATIO)
+        app = RequestGuard(ServingApp(handler, turns), address, lambda error: error.body())
+        super().__init__(LimitedServer(app, turns=turns, error_body=RequestError.body), address, CLOSE_SECONDS)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, ValidationInfo, model_validator
 
 from quintet.envs.env import IMAGE
-from quintet.records import StructuredOutput
+from quintet.sampling import StructuredOutput
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]

@@ -20,8 +20,8 @@ from quintet.sandbox.seccomp import hide_memory
 def main() -> None:
     """Serve until standard input ends."""
     hide_memory()
+    from quintet.runtime.serving.app import ServingServer
     from quintet.runtime.serving.build import build_request_handler
-    from quintet.runtime.serving.server import ServingServer
 
     settings = LaunchSettings(**json.loads(sys.stdin.readline()))
     config = Experiment.model_validate(settings.config, strict=False)

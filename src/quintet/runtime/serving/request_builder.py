@@ -5,10 +5,11 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 
-from quintet.records import Request, StructuredOutput
+from quintet.records import Request
 from quintet.rollout.sessions import Prompt
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.request_schema import GREEDY_TEMPERATURE, Body, ChatBody, CompletionBody
+from quintet.sampling import StructuredOutput
 from quintet.seeds import derive_seed
 
 DEFAULT_COMPLETION_TOKENS = 16

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from quintet.errors import nearest
-from quintet.records import StructuredOutput
+from quintet.package_files import read_yaml
 from quintet.rollout.chat.tool_calls import call_schema
-from quintet.runtime.http_service.json_limits import check_depth, check_separators
+from quintet.runtime.http_service.limits import check_depth, check_separators
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import (
     Function,
@@ -28,6 +28,7 @@ from quintet.runtime.serving.body_parts import (
     Tool,
     note_ignored,
 )
+from quintet.sampling import StructuredOutput
 
 MAX_SEPARATORS = {",": 1 << 20, ":": 1 << 17}
 """Maximum number of commas and colons in a body, because many values and keys take seconds to parse."""
@@ -303,33 +304,11 @@ class RewardBody(Part):
 class _UnsupportedField:
     """Unsupported field of OpenAI: values without effect, which are ignored, and what to use instead."""
 
-    values: tuple[Any, ...]
+    values: list[Any]
     hint: str
 
 
-UNSUPPORTED_FIELDS: Mapping[str, _UnsupportedField] = {
-    "echo": _UnsupportedField((False,), "only /v1/completions has it"),
-    "suffix": _UnsupportedField(("",), "add it to the prompt"),
-    "best_of": _UnsupportedField((1,), "request n completions with logprobs, and use the best"),
-    "top_logprobs": _UnsupportedField((0,), "set logprobs to the number of tokens"),
-    "prompt_logprobs": _UnsupportedField((), "set echo and logprobs of /v1/completions"),
-    "functions": _UnsupportedField(([],), "use tools"),
-    "function_call": _UnsupportedField(("none",), "use tool_choice"),
-    "modalities": _UnsupportedField((["text"],), "completions are text"),
-    "length_penalty": _UnsupportedField((1,), "beam search is not supported"),
-    "use_beam_search": _UnsupportedField((False,), "beam search is not supported"),
-    "chat_template": _UnsupportedField((), "the model's template is used"),
-    "continue_final_message": _UnsupportedField((False,), "write the prompt yourself and use /v1/completions"),
-    "verbosity": _UnsupportedField(("medium",), "ask for the length in a message"),
-    "audio": _UnsupportedField((), "completions are text"),
-    "web_search_options": _UnsupportedField((), "the server calls no tools"),
-    "allowed_token_ids": _UnsupportedField(([],), "use structured_outputs"),
-    "bad_words": _UnsupportedField(([],), "not supported"),
-    "spaces_between_special_tokens": _UnsupportedField((True,), "not supported"),
-    "truncate_prompt_tokens": _UnsupportedField((-1,), "shorten the prompt"),
-    "priority": _UnsupportedField((0,), "clients take turns"),
-    "documents": _UnsupportedField(([],), "write them into a message"),
-}
+UNSUPPORTED_FIELDS = {name: _UnsupportedField(**field) for name, field in read_yaml(__file__).items()}
 
 B = TypeVar("B", bound=Part)
 

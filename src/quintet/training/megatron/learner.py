@@ -224,16 +224,6 @@ class MegatronScorer:
         """Load this rank's shards from full tensors under Hugging Face names."""
         self.megatron_model.load_weights(weights)
 
-    def snapshot(self, budget: MicroBatchBudget) -> MegatronScorer:
-        """Return a frozen copy of the current policy."""
-        copy = self.megatron_model.spec.build_model()
-        with torch.no_grad():
-            for target_chunk, chunk in zip(copy.chunks, self.megatron_model.chunks, strict=True):
-                for target, source in zip(target_chunk.parameters(), chunk.parameters(), strict=True):
-                    target.copy_(source)
-                    target.requires_grad_(requires_grad=False)
-        return MegatronScorer(copy, budget=budget, temperature=self.temperature)
-
     def compute_log_probs(self, batch: Batch) -> Tensor:
         return self._forward_only(batch, lambda statistics: statistics.logprobs)
 

@@ -34,7 +34,7 @@ from quintet.policies.vision.image_encoder import vision_encoder
 from quintet.training.optim.grad_norm import GradNormGroup, clip_grad_norm
 from quintet.training.parallel.device_mesh import LearnerMesh
 from quintet.training.parallel.parallelize import ModuleParallelism
-from quintet.training.parallel.pipeline_strategy import PipelineStrategy
+from quintet.training.parallel.pipeline import PipelineStrategy
 from quintet.training.parallel.strategy import (
     DTYPES_BY_NAME,
     VALUE_HEAD,

@@ -20,11 +20,9 @@ from quintet.config.native.envs import SvgConfig
 from quintet.data.demonstrations import run_episode
 from quintet.envs.factory import build_env
 from quintet.envs.start_states import Split, split_seed
-from quintet.envs.svg.edges import canny_edges
-from quintet.envs.svg.icons import icon_code
-from quintet.envs.svg.image_scores import code_score, color_score, pixel_score, structural_score
+from quintet.envs.svg.image_scores import canny_edges, code_score, color_score, pixel_score, structural_score
 from quintet.envs.svg.model_scores import load_scorer
-from quintet.envs.svg.targets import target_code
+from quintet.envs.svg.targets import icon_code, target_code
 from quintet.envs.vector_env import ActionsExecuted, LocalVectorEnv
 from quintet.errors import ConfigError
 

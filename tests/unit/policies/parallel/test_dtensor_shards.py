@@ -12,7 +12,7 @@ from torch.distributed.tensor import DTensor, Shard
 from quintet.policies.parallel.dtensor_shards import dtensor_from_shard
 from quintet.policies.parallel.expert_parallel import as_full_experts
 from quintet.training.offload import copy_to_device
-from quintet.training.optim.dtensor_step import DTensorStep
+from quintet.training.optim.optimizer import DTensorStep
 
 
 @pytest.fixture

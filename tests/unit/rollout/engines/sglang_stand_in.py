@@ -28,8 +28,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from quintet.policies.model_loading import load_tokenizer
-from quintet.records import StructuredOutput
 from quintet.rollout.engines.grammars import GrammarCompiler, allowed_tokens
+from quintet.sampling import StructuredOutput
 
 HERE = Path(__file__).parent
 PUBLISHED = json.loads((HERE / "sglang_signatures.json").read_text())

@@ -25,7 +25,7 @@ from quintet.errors import MachineError
 from quintet.policies.model_loading import load_model
 from quintet.records import Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
-from quintet.rollout.engines.hf import memory
+from quintet.rollout.engines.hf import kv_cache
 from quintet.rollout.engines.hf.engine import HfEngine, build_hf_engine
 from quintet.rollout.engines.hf.engine_check import check_engine
 from quintet.rollout.engines.openai_endpoint import EndpointSettings
@@ -80,8 +80,8 @@ def within(share_and_tokens: tuple[float, int]) -> None:
     weights = sum(parameter.nbytes for parameter in network.parameters())
     pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": weights + 2 * 16384}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(memory.os, "sysconf", pages.__getitem__)
-        memory.max_seqs_in_memory(network, tokens, 8, share)
+        patch.setattr(kv_cache.os, "sysconf", pages.__getitem__)
+        kv_cache.max_seqs_in_memory(network, tokens, 8, share)
 
 
 def asked(url: str) -> None:

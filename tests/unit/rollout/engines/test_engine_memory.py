@@ -8,7 +8,7 @@ import pytest
 
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
-from quintet.rollout.engines.hf import memory
+from quintet.rollout.engines.hf import kv_cache
 
 
 def test_memory_share_limits_concurrent_requests(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -16,9 +16,9 @@ def test_memory_share_limits_concurrent_requests(policy_directory: Path, monkeyp
     model = load_model(policy_directory)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     total = 2 * (weights + 10 * 2 * 16384)
-    monkeypatch.setattr(memory.os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": total}.__getitem__)
-    assert memory.max_seqs_in_memory(model, 64, 256, 0.5) == 10
-    assert memory.max_seqs_in_memory(model, 64, 4, 0.5) == 4
-    assert memory.max_seqs_in_memory(model, 64, 256, None) == 256
+    monkeypatch.setattr(kv_cache.os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": total}.__getitem__)
+    assert kv_cache.max_seqs_in_memory(model, 64, 256, 0.5) == 10
+    assert kv_cache.max_seqs_in_memory(model, 64, 4, 0.5) == 4
+    assert kv_cache.max_seqs_in_memory(model, 64, 256, None) == 256
     with pytest.raises(ConfigError, match=r"memory_share = 0\.1: weights and one request of 64 tokens need"):
-        memory.max_seqs_in_memory(model, 64, 256, 0.1)
+        kv_cache.max_seqs_in_memory(model, 64, 256, 0.1)

@@ -14,7 +14,7 @@ from quintet.policies.model_loading import load_model
 from quintet.policies.token_statistics import compute_token_statistics
 from quintet.policies.vision.image_encoder import placeholder_tokens
 from quintet.records import Generation, ImageInput, Request
-from quintet.rollout.engines.hf import image_features
+from quintet.rollout.engines.hf import model_runner
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.runtime.calls.remote_call import _decode_request, _encode_request
 from quintet.training.packing import MicroBatchBudget, iter_micro_batches
@@ -67,13 +67,13 @@ def test_log_probs_are_those_of_the_learner(model: PreTrainedModel, prefill_toke
 
 def test_each_image_is_encoded_once(model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch) -> None:
     encoded: list[int] = []
-    encode = image_features.encode_images
+    encode = model_runner.encode_images
 
     def record(body: object, patches: torch.Tensor, grids: torch.Tensor) -> torch.Tensor:
         encoded.append(len(grids))
         return encode(body, patches, grids)
 
-    monkeypatch.setattr(image_features, "encode_images", record)
+    monkeypatch.setattr(model_runner, "encode_images", record)
     engine = engine_of(model)
     run(engine, [request_of(0, IMAGES[0]), request_of(1, IMAGES[0], IMAGES[1]), request_of(2, IMAGES[0])])
     assert sum(encoded) == 2

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from quintet.config.native.rollout import RolloutConfig
 from quintet.errors import ConfigError
-from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step, StructuredOutput
+from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step
 from quintet.rewards import chat_endpoint
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
@@ -24,6 +24,7 @@ from quintet.rollout.engines.openai_endpoint import EndpointEngine, EndpointSett
 from quintet.rollout.episode import Episode
 from quintet.rollout.episode_limits import EpisodeLimits
 from quintet.rollout.sampling_params import SamplingParams
+from quintet.sampling import StructuredOutput
 
 ReplyBody = str | tuple[int, dict[str, Any]]
 """Content of a response, or status and body."""

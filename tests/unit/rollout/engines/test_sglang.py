@@ -24,10 +24,11 @@ from quintet.policies.attention import PackedLayout
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.token_statistics import log_probs_and_entropy
-from quintet.records import FinishReason, Generation, Request, StructuredOutput
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineError, EngineSetup
 from quintet.rollout.engines.sglang.engine import SglangEngine, build_sglang_engine, build_sglang_server_engine
 from quintet.rollout.engines.weight_source import ModuleWeights, TensorWeights
+from quintet.sampling import StructuredOutput
 
 CONTEXT = 64
 LOG_PROBS = 1e-5

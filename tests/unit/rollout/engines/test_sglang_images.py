@@ -17,8 +17,7 @@ from quintet.policies.model_loading import load_model
 from quintet.policies.token_statistics import compute_token_statistics
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineSetup
-from quintet.rollout.engines.sglang.image_data import ImageData
-from quintet.rollout.engines.sglang.protocol import MalformedResponseError, ResponseChunk
+from quintet.rollout.engines.sglang.protocol import ImageData, MalformedResponseError, ResponseChunk
 from quintet.rollout.engines.weight_source import ModuleWeights
 from quintet.training.packing import MicroBatchBudget, iter_micro_batches
 

@@ -17,10 +17,11 @@ import torch
 from test_hf_engine import agrees, request, run
 
 from quintet.policies.model_loading import load_model, load_tokenizer
-from quintet.records import FinishReason, Generation, Request, StructuredOutput
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines import grammars
 from quintet.rollout.engines.grammars import MAX_SPEC_LENGTH, GrammarCompiler, GrammarMemoryError
 from quintet.rollout.engines.hf.engine import HfEngine
+from quintet.sampling import StructuredOutput
 
 each_backend = pytest.mark.usefixtures("_with_and_without_kernels")
 

@@ -14,9 +14,10 @@ from vllm_bench import LONG, Bench, logprobs, make_policy, needs_vllm, open_benc
 
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
-from quintet.records import FinishReason, Generation, StructuredOutput
+from quintet.records import FinishReason, Generation
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.weight_source import ModuleWeights, TensorWeights
+from quintet.sampling import StructuredOutput
 
 pytestmark = needs_vllm
 

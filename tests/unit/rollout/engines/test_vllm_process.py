@@ -15,9 +15,10 @@ import torch
 from vllm_bench import LONG, Bench, logprobs, make_policy, needs_vllm, open_bench, request, shift
 
 from quintet.policies.model_loading import load_model
-from quintet.records import FinishReason, Generation, StructuredOutput
+from quintet.records import FinishReason, Generation
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.weight_source import ModuleWeights
+from quintet.sampling import StructuredOutput
 
 pytestmark = needs_vllm
 CACHE = {"kv_cache_memory_bytes": 5 * 128 * 2 * 2 * 2 * 32 * 4}

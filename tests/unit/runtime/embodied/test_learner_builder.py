@@ -8,7 +8,7 @@ from robot_policies import build_action_policy, observe, robot_experiment
 
 from quintet.embodied_records import ActionSampling
 from quintet.errors import ConfigError
-from quintet.runtime.embodied.learner_builder import build_policy_learner
+from quintet.runtime.embodied.robot_learner import build_policy_learner
 from quintet.training.chunk_learner import ChunkLearner, ChunkRates
 from quintet.training.parallel.process_group import RankGroup
 

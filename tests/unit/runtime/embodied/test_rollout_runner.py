@@ -22,7 +22,7 @@ from quintet.policies.vla.action_policy import ActionPolicy
 from quintet.records import Outcome
 from quintet.runtime.embodied.rollout_runner import CollectedRollout, RolloutRunner
 from quintet.tracking import videos
-from quintet.tracking.robot_summaries import summarize_robot_episodes
+from quintet.tracking.summaries import summarize_robot_episodes
 
 ROBOTS, CHUNK = 4, 2
 SOLVED = {state: [3] for state in range(0, 12, 2)}

@@ -15,7 +15,7 @@ import torch
 from standalone_workers import through_the_wire
 
 from quintet.config.compose import load_experiment
-from quintet.records import FinishReason, Generation, Request, StructuredOutput
+from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.weight_source import TensorWeights, WeightSource
@@ -28,6 +28,7 @@ from quintet.runtime.engines.engine_weights import EngineWeights
 from quintet.runtime.engines.engine_worker import LocalEngineWorker
 from quintet.runtime.engines.remote_engines import RemoteEngines
 from quintet.runtime.engines.weight_sources import PolicyWeights
+from quintet.sampling import StructuredOutput
 from quintet.training.parallel.process_group import RankGroup
 from quintet.training.parallel.rendezvous import RankDiedError
 

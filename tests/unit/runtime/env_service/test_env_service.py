@@ -24,9 +24,9 @@ from quintet.envs.service.png import decode_png, encode_png
 from quintet.envs.vector_env import ActionsExecuted, EpisodeFailed
 from quintet.errors import ConfigError, MachineError
 from quintet.records import Observation, Step
+from quintet.runtime.env_service.app import EnvServiceServer
 from quintet.runtime.env_service.served_env_process import _Episode
 from quintet.runtime.env_service.served_envs import ServedEnvs
-from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
 from quintet.runtime.http_service.request_error import RequestError
 

@@ -23,7 +23,7 @@ from env_services import env_service, post, request
 
 from quintet.envs.service.png import MAX_PIXELS, SIGNATURE, decode_png
 from quintet.errors import ConfigError
-from quintet.runtime.env_service.server import EnvServiceServer
+from quintet.runtime.env_service.app import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
 from quintet.runtime.env_service.worker_pool import WorkerPool
 from quintet.runtime.http_service import limits

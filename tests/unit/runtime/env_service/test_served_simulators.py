@@ -20,8 +20,8 @@ from quintet.envs.service import robot_session
 from quintet.envs.simulators.robot_envs import RobotEnvs, build_robot_envs
 from quintet.errors import MachineError
 from quintet.records import Outcome
+from quintet.runtime.env_service.app import EnvServiceServer
 from quintet.runtime.env_service.served_envs import ServedEnvs
-from quintet.runtime.env_service.server import EnvServiceServer
 from quintet.runtime.env_service.sessions import SessionLimits
 from quintet.runtime.http_service.request_error import RequestError
 

@@ -23,7 +23,7 @@ from quintet.envs.env import NUMBER, TEXT
 from quintet.envs.event_messages import event_digest
 from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.svg.env import SvgEnv
-from quintet.envs.svg.icons import icon_code
+from quintet.envs.svg.targets import icon_code
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, VectorEnv
 from quintet.hardware import is_installed
 from quintet.runtime.calls.connection import WorkerConnection

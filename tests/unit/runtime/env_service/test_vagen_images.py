@@ -15,7 +15,7 @@ from quintet.envs.frozenlake import FrozenLake
 from quintet.envs.service.payload import encode_payload, image_from_message
 from quintet.envs.service.vagen_host import _observation
 from quintet.envs.svg.env import SvgEnv
-from quintet.envs.svg.icons import icon_code
+from quintet.envs.svg.targets import icon_code
 from quintet.records import Observation, Step
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.vagen_episode import VagenEpisode

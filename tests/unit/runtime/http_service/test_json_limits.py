@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from quintet.runtime.http_service.json_limits import check_depth, check_separators
+from quintet.runtime.http_service.limits import check_depth, check_separators
 from quintet.runtime.http_service.request_error import RequestError
 
 pytestmark = pytest.mark.attack

@@ -14,7 +14,7 @@ from quintet.policies.lora import add_lora, merge_adapters, save_adapters
 from quintet.policies.model_loading import load_model
 from quintet.runtime.controller import Controller
 from quintet.runtime.engines.engine_worker import LocalEngineWorker
-from quintet.runtime.learners.frozen_policy import FrozenPolicy, FrozenPolicyOfRank
+from quintet.runtime.learners.local_learners import FrozenPolicy, FrozenPolicyOfRank
 from quintet.training.parallel.process_group import RankGroup
 
 WORDS = ("env.name=prompts", "data.train_files=[x.jsonl]", "generation.output_path=x.parquet")

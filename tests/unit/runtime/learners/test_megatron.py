@@ -18,10 +18,10 @@ from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective
 from quintet.config.native.learners import CriticConfig
 from quintet.errors import ConfigError, MachineError
 from quintet.runtime.controller import Controller
-from quintet.runtime.groups import LearnerGroup
 from quintet.runtime.learners.learner_backends import load_backend
 from quintet.runtime.learners.local_learners import LocalLearners
 from quintet.runtime.learners.megatron_backend import WriteAssignment
+from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.process_group import RankGroup
 

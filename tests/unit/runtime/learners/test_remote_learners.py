@@ -29,8 +29,7 @@ from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import CRITIC
 from quintet.runtime.calls.transport import Transport
 from quintet.runtime.controller import Controller
-from quintet.runtime.groups import LearnerGroup
-from quintet.runtime.learners.remote_learners import RemoteLearnerGroup
+from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.runtime.worker import Worker
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
 from quintet.training.parallel.rendezvous import RankDiedError
@@ -118,7 +117,7 @@ def test_critic_and_reference_on_two_workers_are_those_of_one_process(
     actor = Transport(local=Worker())
     Controller(actor).build_learners(config, policy_directory)
     standalone = dict.fromkeys(("critic", "reference"), transport)
-    learners = RemoteLearnerGroup(actor, config, policy_directory, standalone)
+    learners = LearnerGroup(actor, config, policy_directory, standalone)
     results = work(learners, tmp_path / "three", ["1", "2"])
     for name, value in expected.items():
         assert results[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
@@ -189,7 +188,7 @@ def test_every_worker_scores_a_part_of_the_responses(
     reward_model = RewardModelConfig(path=str(model))
     actor = Transport(local=Worker())
     local = Controller(actor).build_learners(experiment(), policy_directory).load_reward_model(reward_model, 64)
-    learners = RemoteLearnerGroup(actor, experiment(), policy_directory, {"reward": transport})
+    learners = LearnerGroup(actor, experiment(), policy_directory, {"reward": transport})
     sharded = reward_model.model_copy(update={"min_sharded_parameters": min_sharded, "sequences_per_pass": 1})
     remote = learners.load_reward_model(sharded, 64)
     rows = [PromptRow(i, "s", ({"role": "user", "content": "Left?"},), ground_truth=object()) for i in range(3)]

@@ -24,7 +24,7 @@ from quintet.rollout.collate import collate
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.rollout.sessions import build_turns, read_session
-from quintet.runtime.serving.server import ServingServer
+from quintet.runtime.serving.app import ServingServer
 from quintet.runtime.serving.tokenization import ChatTokenizer
 
 CHAT, COMPLETE, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import logging
+import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -27,7 +29,6 @@ from quintet.rollout.engines.hf.model_runner import ModelRunner
 from quintet.rollout.engines.hf.prompt_logprobs import PromptScorer
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
 from quintet.rollout.engines.hf.scheduler import Scheduler
-from quintet.rollout.engines.stats_log import StatsLog
 from quintet.rollout.engines.stop_strings import StopStringMatcher
 from quintet.rollout.engines.weight_source import WeightSource
 
@@ -333,3 +334,31 @@ def _failure(scheduled: ScheduledRequest) -> Failure:
         return Failure("engine", "StructuredOutput", f"no token can continue the text: {scheduled.matcher.error}")
     message = f"the model's outputs are not numbers (weights {scheduled.weight_version})"
     return Failure("engine", "NonFinite", message)
+
+
+LOGGER = logging.getLogger("quintet.engine")
+
+
+class StatsLog:
+    """Logs running and waiting requests and tokens per second once in `every_steps` decode steps."""
+
+    def __init__(self, every_steps: int) -> None:
+        """Log to standard error unless the program has configured logging."""
+        self._every_steps = every_steps
+        self._steps = 0
+        self._tokens = 0
+        self._since = time.perf_counter()
+        LOGGER.setLevel(logging.INFO)
+        if not LOGGER.hasHandlers():
+            LOGGER.addHandler(logging.StreamHandler())
+
+    def record(self, running: int, waiting: int) -> None:
+        """Count a step in which each running request got one token."""
+        self._steps += 1
+        self._tokens += running
+        if self._steps % self._every_steps:
+            return
+        now = time.perf_counter()
+        throughput = self._tokens / max(now - self._since, 1e-9)
+        LOGGER.info("step %d: %d running, %d waiting, %.0f tokens/s", self._steps, running, waiting, throughput)
+        self._tokens, self._since = 0, now

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import math
+import mmap
+import os
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from quintet.errors import ConfigError
 from quintet.kernels.decode import DecodeKernels, decode_kernels
-from quintet.rollout.engines.hf.huge_pages import zeros
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 BLOCK = 32
 """Tokens by which the slots of a cache grow, at least."""
@@ -113,3 +120,72 @@ class KVCache:
     def _empty(self, slots: int, length: int) -> Tensor:
         shape = self._shape
         return zeros((slots, shape.kv_heads, length, shape.dim), shape.dtype, shape.device)
+
+
+HUGE_PAGE = 2 << 20
+"""Size of a huge page in bytes (x86-64 and arm64 Linux)."""
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Return a tensor of zeros, on a CPU under Linux in huge pages if it fills at least two."""
+    count = math.prod(shape)
+    if device.type != "cpu" or count * dtype.itemsize < 2 * HUGE_PAGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, count * dtype.itemsize + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with suppress(OSError):  # kernels without huge pages: small pages work as well
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    buffer = torch.frombuffer(memory, dtype=dtype)
+    start = -buffer.data_ptr() % HUGE_PAGE // dtype.itemsize
+    return buffer[start : start + count].view(*shape)
+
+
+KEY = "rollout.engine_options.memory_share"
+CACHE_SLOTS_PER_REQUEST = 2.0
+"""One for the running request, one for prompts that stay in the prefix cache."""
+
+
+def max_seqs_in_memory(
+    model: PreTrainedModel,
+    max_model_len: int,
+    max_num_seqs: int,
+    memory_share: float | None,
+    dtype: torch.dtype | None = None,
+) -> int:
+    """Return the number of requests, up to `max_num_seqs`, for which weights and KV cache fit into `memory_share` of
+    the memory of the model's device. `dtype` is the cache's data type (default: the model's).
+
+    Raises:
+        ConfigError: not a single request fits.
+    """
+    if memory_share is None:
+        return max_num_seqs
+    memory = _total_memory(model.device)
+    per_request = CACHE_SLOTS_PER_REQUEST * _kv_bytes(model, max_model_len, dtype or model.dtype)
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    fitting = int((memory_share * memory - weights) / per_request)
+    if fitting < 1:
+        needed = math.ceil((weights + per_request) / memory * 1000) / 1000
+        shorter = "shorten rollout.max_prompt_tokens + rollout.max_response_tokens"
+        raise ConfigError(
+            f"{KEY} = {memory_share:g}: weights and one request of {max_model_len} tokens need {needed:g} of "
+            f"{memory / 2**30:.0f} GiB",
+            key=KEY,
+            value=memory_share,
+            hint=f"at least: {KEY}={needed:g}, or {shorter}" if needed <= 1 else shorter,
+        )
+    return min(fitting, max_num_seqs)
+
+
+def _total_memory(device: torch.device) -> int:
+    if device.type == "cuda":
+        import torch
+
+        return int(torch.cuda.mem_get_info(device)[1])
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _kv_bytes(model: PreTrainedModel, max_model_len: int, dtype: torch.dtype) -> int:
+    """Size of the keys and values of one request."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * key_dim(config) * max_model_len * dtype.itemsize)

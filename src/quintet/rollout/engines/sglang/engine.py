@@ -19,9 +19,9 @@ from quintet.policies.hf_weight_names import hf_named_weights
 from quintet.policies.vision.image_tokens import check_images
 from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.engine import Engine, EngineError, EngineSetup
-from quintet.rollout.engines.sglang.image_data import ImageData
 from quintet.rollout.engines.sglang.options import KEY, Release, find_mismatch, installed_release, server_arguments
 from quintet.rollout.engines.sglang.protocol import (
+    ImageData,
     MalformedResponseError,
     PendingRequest,
     RequestRejectedError,

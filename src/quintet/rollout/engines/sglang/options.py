@@ -10,10 +10,11 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.rollout import EngineConfig
 from quintet.errors import ConfigError, MachineError, did_you_mean
+from quintet.package_files import read_yaml
 
 if TYPE_CHECKING:
     from quintet.rollout.engines.engine import EngineSetup
@@ -62,31 +63,9 @@ OPTIONS: Mapping[str, Option] = {
     "torch_compile_max_batch": Option(("torch_compile_max_bs",)),
 }
 """SGLang arguments by engine option."""
-ALWAYS_PASSED = ("detokenize", "eager", "log_statistics")
-"""Options that are always passed, because SGLang's defaults differ."""
-NOT_PASSED = frozenset(
-    (
-        *("arguments", "dtype", "max_model_tokens", "print_responses", "prompts_per_device"),
-        *("server_python", "server_url", "server_weights_dir", "validate_weights", "validate_weights_dir"),
-    )
-)
-"""Options that are not SGLang arguments."""
-
-RESERVED: Mapping[str, str] = {
-    "model_path": "policy.path",
-    "tokenizer_path": "policy.tokenizer",
-    "trust_remote_code": "policy.trust_remote_code",
-    "random_seed": "seed",
-    "dtype": f"{KEY}.dtype",
-    "context_length": f"{KEY}.max_model_tokens",
-    "max_running_requests": "rollout.max_concurrent",
-    "skip_tokenizer_init": f"{KEY}.detokenize",
-    "enable_memory_saver": f"{KEY}.sleep_between_steps",
-    "host": f"{KEY}.server_url",
-    "port": f"{KEY}.server_url",
-    **dict.fromkeys(("api_key", "admin_api_key", "weight_version", "custom_sigquit_handler", "dp_size"), ""),
-}
-"""SGLang arguments that Quintet sets, with the key that controls them (empty: none)."""
+TABLES: Final = read_yaml(__file__)
+ALWAYS_PASSED, NOT_PASSED = TABLES["always_passed"], frozenset(TABLES["not_passed"])
+RESERVED: Mapping[str, str] = TABLES["reserved"]
 
 
 @dataclass(frozen=True, slots=True)

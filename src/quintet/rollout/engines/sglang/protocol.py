@@ -10,32 +10,25 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
+from quintet.envs.service.png import encode_png, png_data_url
 from quintet.errors import ConfigError
-from quintet.records import FinishReason, Request, StructuredOutput, TopLogprobs
+from quintet.package_files import read_yaml
+from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens
+from quintet.policies.vision.image_processing import ImageProcessor
+from quintet.policies.vision.image_tokens import with_placeholders
+from quintet.records import FinishReason, Request, TopLogprobs
 from quintet.rollout.engines.compiled_grammars import ANY_OBJECT
+from quintet.sampling import StructuredOutput
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 CONTROLS: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
-    "abort_request": ("AbortReq", ("rid",)),
-    "begin_weight_update": ("BeginWeightUpdateReqInput", ()),
-    "continue_generation": ("ContinueGenerationReqInput", ()),
-    "end_weight_update": ("EndWeightUpdateReqInput", ()),
-    "flush_cache": (None, ()),
-    "pause_generation": ("PauseGenerationReqInput", ("mode",)),
-    "release_memory_occupation": ("ReleaseMemoryOccupationReqInput", ("tags",)),
-    "resume_memory_occupation": ("ResumeMemoryOccupationReqInput", ("tags",)),
-    "update_weights_from_disk": (
-        "UpdateWeightFromDiskReqInput",
-        ("model_path", "load_format", "weight_version", "flush_cache"),
-    ),
-    "update_weights_from_tensor": (
-        "UpdateWeightsFromTensorReqInput",
-        ("serialized_named_tensors", "load_format", "weight_version", "flush_cache"),
-    ),
+    name: (control["record"], tuple(control["fields"])) for name, control in read_yaml(__file__)["controls"].items()
 }
-"""Control requests. Each name is an HTTP route and a method of the tokenizer manager; the values are the record that it
-takes (`srt/managers/io_struct.py`) and the fields that are set."""
+"""Record of each control request, and its fields that are set."""
 
 MAX_REPETITION_PENALTY = 2.0
 TOP_K_OFF = -1
@@ -287,3 +280,46 @@ def parse_scores(body: Mapping[str, Any], tokens: Sequence[int]) -> tuple[list[f
     if [token for token, _ in scores] != list(tokens) or not all(math.isfinite(value) for _, value in scores):
         raise MalformedResponseError("log-probs of other tokens, or non-finite log-probs")
     return [value for _, value in scores], best
+
+
+@dataclass(frozen=True, slots=True)
+class ImageData:
+    """Converts images of a vision-language model's prompts."""
+
+    processor: ImageProcessor
+    image_token: int
+    """Placeholder of an image, `<|image_pad|>`."""
+    placeholders: frozenset[int]
+    """Tokens that only prompts contain."""
+
+    @classmethod
+    def from_model(cls, model: PreTrainedModel) -> Self | None:
+        """Return the image data of a vision-language model; None for other models."""
+        config: Any = model.config
+        if not is_vision_language(config):
+            return None
+        processor: ImageProcessor = model.base_model.image_processor
+        return cls(processor, config.image_token_id, frozenset(placeholder_tokens(config)))
+
+    def fields(self, request: Request, tokens: Sequence[int]) -> dict[str, Any]:
+        """Return the fields of a request whose prompt is followed by response `tokens`."""
+        input_ids, keys = with_placeholders(request.prompt, self.image_token)
+        urls = {image.key: png_data_url(encode_png(self.processor.resized_image(image))) for image in request.images}
+        return {"input_ids": [*input_ids, *tokens], "image_data": [urls[key] for key in keys]}
+
+    def check(self, request: Request, num_response_tokens: int, chunk: ResponseChunk) -> None:
+        """Check that SGLang has read the prompt, which was followed by response tokens, as it is.
+
+        Raises:
+            MalformedResponseError: it has read another number of tokens, or sampled a placeholder.
+        """
+        expected = len(request.prompt) + num_response_tokens
+        if request.images and chunk.prompt_tokens != expected:
+            raise MalformedResponseError(
+                f"SGLang has read {chunk.prompt_tokens} tokens of a prompt with images of {expected} tokens: its image "
+                "processor differs, or SGLANG_MM_AVOID_RETOKENIZE is off"
+            )
+        if sampled := self.placeholders.intersection(chunk.tokens):
+            raise MalformedResponseError(
+                f"SGLang sampled {sorted(sampled)}, placeholders of images, which it cannot exclude"
+            )

@@ -17,12 +17,10 @@ from torch import Tensor
 
 from quintet.errors import MachineError, nearest
 from quintet.policies.vision.image_encoder import is_vision_language
-from quintet.rollout.engines.engine import EngineError
+from quintet.rollout.engines.engine import EngineError, EngineSetup
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-    from quintet.rollout.engines.engine import EngineSetup
 
 SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - a private directory is created in it
 BUCKET_BYTES = 1 << 30

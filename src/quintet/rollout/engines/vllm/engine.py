@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from quintet.errors import ConfigError
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.policies.vision.image_tokens import check_images, with_placeholders
-from quintet.records import Failure, FinishReason, Generation, PromptLogprobs, Request, StructuredOutput, TopLogprobs
+from quintet.records import Failure, FinishReason, Generation, PromptLogprobs, Request, TopLogprobs
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.shared_weights import MappedWeights
@@ -25,6 +25,7 @@ from quintet.rollout.engines.vllm.llm_engine import LlmEngine, RequestRejectedEr
 from quintet.rollout.engines.vllm.options import has_dummy_weights
 from quintet.rollout.engines.vllm.weight_sync import WeightPlan
 from quintet.rollout.engines.weight_source import ModuleWeights, WeightSource
+from quintet.sampling import StructuredOutput
 
 if TYPE_CHECKING:
     pass

@@ -18,10 +18,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import astuple, replace
 from multiprocessing.connection import wait
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from quintet.errors import ConfigError, UserError
 from quintet.policies.masked_head import MaskedHead
@@ -31,9 +32,6 @@ from quintet.rollout.engines.shared_weights import MappedWeights, SharedWeights
 from quintet.rollout.engines.vllm.options import KEY, Release, engine_arguments, environment
 from quintet.rollout.engines.vllm.weight_sync import WeightPlan
 from quintet.rollout.engines.vllm.worker_extension import SEED
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 NUM_SEEDS = 2**63
 GRACE_SECONDS = 2.0

@@ -8,10 +8,11 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from quintet.config.native.rollout import EngineConfig
 from quintet.errors import ConfigError, did_you_mean
+from quintet.package_files import read_yaml
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.rollout.engines.engine import EngineSetup
 
@@ -28,40 +29,10 @@ DEFAULT_CPU_MEMORY_SHARE = 0.5
 CACHE_SLACK = 1.25
 """KV cache relative to that of the running requests, for prefixes of earlier prompts."""
 
-NAMES: Mapping[str, tuple[str, ...]] = {
-    "memory_share": ("gpu_memory_utilization",),
-    "cuda_graph_max_batch": ("max_cudagraph_capture_size",),
-    "max_batched_tokens": ("max_num_batched_tokens",),
-    "chunked_prefill": ("enable_chunked_prefill",),
-    "block_size": ("block_size",),
-    "swap_space_gib": ("swap_space",),
-    "attention_backend": ("attention_backend",),
-    "load_format": ("load_format",),
-    "image_cache": ("mm_processor_cache_gb", "disable_mm_preprocessor_cache"),
-    "torch_compile": ("compilation_config",),
-    "torch_compile_max_batch": (),
-    "log_every_steps": (),
-}
-"""Names of the vLLM argument of an option, newest first."""
-
-KEY_BY_ARGUMENT: Mapping[str, str] = {
-    "model": "policy.path",
-    "tokenizer": "policy.tokenizer",
-    "trust_remote_code": "policy.trust_remote_code",
-    "seed": "seed",
-    "dtype": f"{KEY}.dtype",
-    "max_model_len": f"{KEY}.max_model_tokens",
-    "max_num_seqs": "rollout.max_concurrent",
-    "skip_tokenizer_init": f"{KEY}.detokenize",
-    "disable_log_stats": f"{KEY}.log_statistics",
-}
-"""Arguments that are set by another key."""
-RESERVED = frozenset(
-    {"worker_extension_cls", "worker_cls", "logprobs_mode", "speculative_config", "data_parallel_size"}
-)
-"""Arguments that exact tokens and log-probs depend on."""
-NOT_OVERRIDDEN = frozenset({"architectures", "dtype", "torch_dtype", "transformers_version", "_name_or_path"})
-"""Values of a model configuration that describe how it was saved."""
+TABLES: Final = read_yaml(__file__)
+NAMES: Mapping[str, tuple[str, ...]] = {option: tuple(names) for option, names in TABLES["names"].items()}
+KEY_BY_ARGUMENT: Mapping[str, str] = TABLES["keys"]
+RESERVED, NOT_OVERRIDDEN = frozenset(TABLES["reserved"]), frozenset(TABLES["not_overridden"])
 
 
 @dataclass(frozen=True, slots=True)
