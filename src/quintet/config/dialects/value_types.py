@@ -3,9 +3,9 @@
 Key files name them by expressions: `int >= 1`, `one of a | b or null`, `list of (text or section)`.
 """
 
-import math
 import operator
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -44,7 +44,9 @@ def _is_integer(value: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a number that a float can have."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_number and -sys.float_info.max <= value <= sys.float_info.max
 
 
 def _bounded(description: str, is_kind: Callable[[Any], bool], bounds: str) -> ValueType:

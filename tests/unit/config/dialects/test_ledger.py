@@ -94,6 +94,7 @@ def test_types_are_strict() -> None:
     assert not parse_type("int").accepts(True)
     assert not parse_type("int").accepts(8.0)
     assert not parse_type("int").accepts("8")
+    assert not any(parse_type("number").accepts(value) for value in (10**400, float("inf"), float("nan"), True))
     assert not one_of(1).accepts(True)
     assert optional(POSITIVE).accepts(None)
     assert not optional(POSITIVE).accepts(0)

@@ -812,6 +812,22 @@ def test_a_script_that_a_script_runs_is_followed_with_its_arguments_and_environm
     assert [each.key for each in read(tmp_path, f'{cd}SEED=$1 bash scripts/inner.sh "$@"\n').missing] == ["data.seed"]
 
 
+@pytest.mark.parametrize("name", ["link.sh", "linked/secret.sh"])
+def test_a_file_that_only_a_link_leads_to_is_not_read(tmp_path: Path, name: str) -> None:
+    """The link may come with a downloaded directory, and lead to a file of the user."""
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside/secret.sh").write_text("SEED=1234\n")
+    place = tmp_path / "downloaded"
+    place.mkdir()
+    (place / "link.sh").symlink_to("../outside/secret.sh")
+    (place / "linked").symlink_to("../outside")
+    text = f'cd "$(dirname "$0")"\nsource {name}\n{command("data.seed=$SEED")}'
+    found = read(place, text)
+    assert "1234" not in str(found.words)
+    assert "by a link out of the script's directory" in str(found.missing)
+    assert read(place, text.replace(name, "../outside/secret.sh")).words == ("data.seed=1234",)
+
+
 def test_a_script_that_cannot_be_followed_is_named_with_what_to_do(tmp_path: Path) -> None:
     message = refusal(tmp_path, "N=3\nbash nothing.sh a=$N\n")
     assert "run.sh:2 runs the script nothing.sh, which is no file on this machine" in message
@@ -899,3 +915,13 @@ def test_positional_arguments_are_those_after_the_dashes(tmp_path: Path) -> None
 def test_a_line_without_the_backslash_before_it_is_an_error_with_its_line(tmp_path: Path) -> None:
     message = refusal(tmp_path, command("data.seed=1\n    data.shuffle=true"))
     assert "run.sh:3: data.shuffle=true is no command: no backslash connects this line" in message
+
+
+def test_a_quote_that_begins_in_the_name_of_a_module_is_no_error(tmp_path: Path) -> None:
+    """What follows up to the next quote is part of the name, and no trainer's."""
+    lines = (
+        "python3 -m vagen.trainer.mai\"_p'o",
+        "actor_rollout_ref.model.path=a/\x1bb-7B",
+        'actor_rollout_ref.roll"ut.n=2',
+    )
+    assert "trainer" in refusal(tmp_path, " \\\n    ".join(lines) + " \\")

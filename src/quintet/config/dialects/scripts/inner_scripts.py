@@ -208,6 +208,8 @@ class InnerScripts:
             return "is read too deeply inside other files"
         if not os.path.isfile(path):
             return "is no file on this machine"
+        if _is_linked_out(path, self.variables.script.parent):
+            return "is elsewhere, by a link out of the script's directory"
         try:
             return self._as_text(read_text(path), 1, shown)
         except MachineError as error:
@@ -269,3 +271,9 @@ class InnerScripts:
                 setattr(variables, attribute, before)
             for attribute, before in state.items():
                 setattr(reader, attribute, before)
+
+
+def _is_linked_out(path: Path, directory: Path) -> bool:
+    """Return whether a path below a directory leads out of it by a link."""
+    below = Path(os.path.abspath(path)).is_relative_to(os.path.abspath(directory))
+    return below and not path.resolve().is_relative_to(directory.resolve())

@@ -135,7 +135,9 @@ def _fork_call(command: ScriptCommand) -> TrainerCall | None:
     if not module or any(dialect.missing_trainer(module) for dialect in DIALECTS.values()):
         return None
     named = (number for number, word in enumerate(words) if word.removesuffix(".py").replace("/", ".") == module)
-    position = next(named)
+    position = next(named, None)
+    if position is None:
+        return None
     arguments = [word for word in words[position + 1 :] if OVERRIDE.fullmatch(word)]
     frameworks = detect(keys_as_tree(arguments))
     return _call(command, position, frameworks[0], is_of_fork=True) if frameworks else None
