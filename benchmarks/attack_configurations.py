@@ -4,8 +4,8 @@
 
 Each configuration is an example of one of the formats with one to three of the mutations of `hostile_text.py`. The
 commands run in forks of a process that has imported them, each with 10 s of CPU time and 1 GiB of memory. An audit hook
-records what a configuration must not cause: files that are opened outside of its directory, or anywhere for writing,
-imports of its modules, processes, connections. Exits with status 1 if there was an effect, a traceback or an exceeded
+records what a configuration must not cause: files that are opened outside of its directory, unless `source` names them,
+or anywhere for writing, imports of its modules, processes, connections. Exits with status 1 if there was an effect, a traceback or an exceeded
 limit; `failures` has the command and the text of each.
 """
 
@@ -16,6 +16,7 @@ import gc
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -114,7 +115,7 @@ def observed(arguments: Sequence[str], place: Path) -> Ending:
 def _run(arguments: Sequence[str], place: Path, writer: int) -> None:
     """Run a command in this process, report its effects and end."""
     status = 1
-    recorder = Recorder((str(place), *_readable()), str(place))
+    recorder = Recorder((str(place), *_sourced(place / arguments[1]), *_readable()), str(place))
     try:
         os.chdir(place)
         with open("output", "w", errors="replace") as output:
@@ -134,6 +135,15 @@ def _run(arguments: Sequence[str], place: Path, writer: int) -> None:
         sys.stderr.flush()
         os.write(writer, json.dumps(recorder.effects[:20]).encode())
         os._exit(status & 0xFF)
+
+
+def _sourced(script: Path) -> Iterator[str]:
+    """Yield the files that `source` in the script names. A link is not followed, so that its target is not one."""
+    text = script.read_text(errors="replace") if script.is_file() and script.stat().st_size < 1 << 20 else ""
+    for name in re.findall(r"^source (\S+)$", text, re.MULTILINE):
+        path = os.path.normpath(script.parent / name)
+        if os.path.realpath(path) == path:
+            yield path
 
 
 def _readable() -> Iterator[str]:
