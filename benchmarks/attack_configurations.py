@@ -5,8 +5,8 @@
 Each configuration is an example of one of the formats with one to three of the mutations of `hostile_text.py`. The
 commands run in forks of a process that has imported them, each with 10 s of CPU time and 1 GiB of memory. An audit hook
 records what a configuration must not cause: files that are opened outside of its directory, unless `source` names them,
-or anywhere for writing, imports of its modules, processes, connections. Exits with status 1 if there was an effect, a traceback or an exceeded
-limit; `failures` has the command and the text of each.
+or anywhere for writing, imports of its modules, processes, connections. Exits with status 1 if there was an effect, a
+traceback or an exceeded limit; `failures` has the command and the text of each.
 """
 
 from __future__ import annotations
