@@ -7,7 +7,7 @@ from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
-from quintet.config.plan.default_rates import RATE, is_new_policy, suitable_rate, trains_adapters
+from quintet.config.plan.suitable_defaults import RATE, is_new_policy, suitable_rate, trains_adapters
 from quintet.config.plan.images import has_unknown_images, largest_images
 from quintet.config.plan.memory import MemoryPlan, format_bytes, memory_savings
 from quintet.config.plan.models import Models
