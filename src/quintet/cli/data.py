@@ -151,8 +151,9 @@ def check(
     except ConfigError as error:
         if error.key != KIND_KEY:
             raise
-        hint = "--verifier NAME (`quintet list` shows them), or source_key=COLUMN; a reward function needs no check"
-        raise ConfigError(error.message, key="--verifier", value=verifier, hint=hint) from error
+        hint = "--verifier NAME (`quintet list` shows them), or source_key=COLUMN"
+        message = error.message.replace(f"{KIND_KEY} = {verifier!r}", f"--verifier = {verifier}")
+        raise ConfigError(message, key="--verifier", value=verifier, hint=hint) from error
     print(f"{count:,} of {len(rows):,} rows have a verifier, and a ground truth that it can compare with")
 
 

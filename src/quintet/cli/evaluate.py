@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -293,7 +294,7 @@ def _model_overrides(target: str, source: StoredModel | None, options: EvalOptio
     temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
     config = None if source is None else source.config
     settings: dict[str, Any] = {
-        "name": options.name or _name(Path(target).resolve().name, options),
+        "name": options.name or _name(Path(os.path.abspath(target)).name, options),
         "output_dir": options.output_dir,
         **generation_settings(
             str(options.endpoint if source is None else source.policy), has_run=source is None or config is not None

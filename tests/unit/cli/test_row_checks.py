@@ -62,9 +62,9 @@ def test_rows_that_a_function_scores_need_no_ground_truth(tmp_path: Path) -> Non
 @pytest.mark.parametrize("command", [plan, train])
 def test_rows_that_nothing_scores_are_refused_before_a_model_is_loaded(command: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "mine.jsonl", {"prompt": "1 + 1?", "answer": "2"})
-    with pytest.raises(ConfigError, match=r"rows have no data_source .*reward.kind = 'rules' \(default\)") as error:
+    with pytest.raises(ConfigError, match=r"rows have no data_source .*, and reward.kind = 'rules'") as error:
         command.run(None, [*words(tmp_path, file), "reward=null"], None, "refuse")
-    assert "reward.function (file.py:function)" in str(error.value.hint)
+    assert "reward.function (file.py:function)" in str(error.value)
 
 
 @pytest.mark.parametrize("command", [plan, train])
@@ -74,7 +74,7 @@ def test_a_function_that_its_file_lacks_is_named_before_a_model_is_loaded(comman
     for key in ("reward.function", "data.dataset_class"):
         with pytest.raises(ConfigError, match=r"\(command line\): .*reward.py has no 'scor'") as error:
             command.run(None, [*words(tmp_path, file), f"{key}={code}:scor"], None, "refuse")
-        assert error.value.hint == f"did you mean {code}:score?"
+        assert str(error.value).endswith(f"did you mean {code}:score?")
 
 
 @pytest.mark.parametrize("command", [plan, train])
