@@ -95,6 +95,7 @@ def test_a_reader_gets_from_their_own_files_to_a_trained_model(followed: Followe
     assert {name for name, _ in FILES} == {"make_data.py", "reward.py", "tried.jsonl", "words.yaml", "answer.py"}
     assert [command for command, text in followed.outputs.items() if not text] == ["python make_data.py"]
     assert followed.output("quintet data show").startswith("536 rows, columns question, answer")
+    assert followed.output("quintet data check").startswith("536 of 536 rows have a verifier")
     assert re.search(r"score +│ +0\.5 ", followed.output("quintet eval evaluation.path"))
     assert "Warnings" not in followed.output("quintet plan")
     assert [followed.results(name)["answers"] for name in ("before", "after")] == [64, 64]

@@ -153,9 +153,9 @@ def _user_files(config: Experiment) -> dict[str, str | None]:
     advantage, loss = config.algorithm.advantage, config.algorithm.loss
     custom_envs = {f"{env.key}.path": env.config for env in config.run_envs}
     return {
-        "reward.function": config.reward and config.reward.function,
-        "evaluation.function": config.evaluation and config.evaluation.function,
-        "data.dataset_class": config.data and config.data.dataset_class,
+        "reward.function": config.reward.function if config.reward else None,
+        "evaluation.function": config.evaluation.function if config.evaluation else None,
+        "data.dataset_class": config.data.dataset_class if config.data else None,
         "algorithm.advantage.function": advantage.function if isinstance(advantage, CustomAdvantageConfig) else None,
         "algorithm.loss.function": loss.function if isinstance(loss, CustomLossConfig) else None,
         **{key: env.path for key, env in custom_envs.items() if isinstance(env, CustomEnvConfig)},
