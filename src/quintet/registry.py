@@ -17,6 +17,7 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import symtable
 import sys
 import threading
 import traceback
@@ -35,6 +36,8 @@ from quintet.errors import ConfigError, UserError, did_you_mean, nearest
 from quintet.package_files import read_yaml
 
 T = TypeVar("T")
+DYNAMIC_NAMES = frozenset({"__getattr__", "exec", "globals", "locals", "setattr", "vars"})
+"""Names in a file that may define others only while it runs."""
 _IMPORT_LOCK = threading.RLock()
 """Held while a user's file is imported: another thread must not see half of it."""
 
@@ -235,14 +238,38 @@ def load_user_object(reference: str, key: str, entry_points: str | None = None) 
         )
     module = _import(location, key, reference)
     if not hasattr(module, name):
-        defined = _defined_names(module)
-        raise ConfigError(
-            f"{key} = {reference!r}: {location} has no {name!r}; it defines {', '.join(defined) or 'no function'}",
-            key=key,
-            value=reference,
-            hint=did_you_mean(name, defined, f"{location}:{{}}") or f"define it in {location}, or name one of those",
-        )
+        raise _missing_name(key, reference, _defined_names(module))
     return cast("Callable[..., Any]", getattr(module, name))
+
+
+def check_user_file(reference: str, key: str) -> None:
+    """Check the file of `file.py:name` without running it; other references are not checked. See `load_user_object`.
+
+    Raises:
+        ConfigError: there is no such file, it is no Python, or it does not bind the name.
+    """
+    location, _, name = reference.rpartition(":")
+    if not location.endswith(".py"):
+        return
+    path = _user_file(location, key, reference)
+    with _import_errors(f"{key} = {reference!r}: importing it failed", key=key, value=reference):
+        code = path.read_text("utf-8")
+        table = symtable.symtable(code, str(path), "exec")
+    is_dynamic = "import *" in code or not DYNAMIC_NAMES.isdisjoint(table.get_identifiers())
+    bound = [symbol for symbol in table.get_symbols() if symbol.is_assigned() or symbol.is_imported()]
+    if not is_dynamic and all(symbol.get_name() != name for symbol in bound):
+        defined = [symbol.get_name() for symbol in bound if symbol.is_namespace()]
+        raise _missing_name(key, reference, [each for each in defined if not each.startswith("_")])
+
+
+def _missing_name(key: str, reference: str, defined: list[str]) -> ConfigError:
+    location, _, name = reference.rpartition(":")
+    return ConfigError(
+        f"{key} = {reference!r}: {location} has no {name!r}; it defines {', '.join(defined) or 'no function'}",
+        key=key,
+        value=reference,
+        hint=did_you_mean(name, defined, f"{location}:{{}}") or f"define it in {location}, or name one of those",
+    )
 
 
 def load_user_module(location: str, key: str) -> ModuleType:
@@ -284,15 +311,24 @@ def _defined_names(module: ModuleType) -> list[str]:
     ]
 
 
-def _import(location: str, key: str, reference: str) -> ModuleType:
+def _user_file(location: str, key: str, reference: str) -> Path:
+    """
+    Raises:
+        ConfigError: there is no such file.
+    """
     path = Path(location).expanduser()
-    if location.endswith(".py") and not path.is_file():
+    if not path.is_file():
         close = nearest(path.name, [other.name for other in path.parent.glob("*.py")])
         hint = f"did you mean {Path(location).parent / close}?" if close else f"the current directory is {Path.cwd()}"
         message = f"{key} = {reference!r}: there is no file {location}"
         raise ConfigError(message, key=key, value=reference, hint=hint)
+    return path
+
+
+def _import(location: str, key: str, reference: str) -> ModuleType:
+    path = _user_file(location, key, reference) if location.endswith(".py") else None
     with _import_errors(f"{key} = {reference!r}: importing it failed", key=key, value=reference):
-        return _import_file(path.resolve()) if location.endswith(".py") else importlib.import_module(location)
+        return importlib.import_module(location) if path is None else _import_file(path.resolve())
 
 
 def _import_file(path: Path) -> ModuleType:

@@ -14,7 +14,7 @@ from quintet.config.native.losses import LOSSES
 from quintet.data.tasks.task import TASKS
 from quintet.envs.simulators.registry import SIMULATORS
 from quintet.errors import ConfigError, nearest
-from quintet.registry import Registry, load_user_object, user_errors
+from quintet.registry import Registry, check_user_file, load_user_object, user_errors
 from quintet.rewards.verifiers.registry import VERIFIERS
 from quintet.rollout.engines.engine import ENGINES
 from quintet.runtime.learners.learner_backends import LEARNER_BACKENDS
@@ -84,6 +84,36 @@ def test_a_mistyped_file_of_user_code_suggests_the_nearest(tmp_path: Path) -> No
     (tmp_path / "advantage.py").touch()
     with pytest.raises(ConfigError, match=r"there is no file .*\n  did you mean .*/advantage\.py\?"):
         load_user_object(f"{tmp_path / 'advantge.py'}:f", "a.key")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from elsewhere import score",
+        "import elsewhere as score",
+        "score = lambda **all: 1",
+        "class score: pass",
+        "if True:\n    async def score(): pass",
+        "from elsewhere import *",
+        "globals()['sc' + 'ore'] = print",
+    ],
+)
+def test_code_that_defines_a_name_is_not_refused_before_it_runs(code: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"{code}\n")
+    check_user_file(f"{tmp_path / 'mine.py'}:score", "a.key")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("score()\ndef other():\n    score = 1\ndef _hidden(): pass", "has no 'score'; it defines other"),
+        ("def score(:\n    pass", r"SyntaxError: invalid syntax \(mine.py, line 1\)"),
+    ],
+)
+def test_code_without_a_name_is_refused_before_it_runs(code: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"{code}\n")
+    with pytest.raises(ConfigError, match=message):
+        check_user_file(f"{tmp_path / 'mine.py'}:score", "a.key")
 
 
 def test_nearest_gives_nothing_rather_than_nonsense() -> None:

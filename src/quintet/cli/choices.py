@@ -24,7 +24,7 @@ from quintet.config.schema import format_value
 from quintet.config.torchrun import current_rank
 from quintet.data.chat_templates import KEY, chat_template
 from quintet.errors import ConfigError, UserError, nearest
-from quintet.registry import Registry, load_user_object
+from quintet.registry import Registry, check_user_file, load_user_object
 
 
 def check_choices(composed: ComposedConfig) -> None:
@@ -133,7 +133,34 @@ def unknown_choices(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         yield from _directory(composed, "policy.lora.path", config.policy.lora.path, "a directory with adapters")
     yield from adapter_problems(composed)
     yield from template_problems(composed)
+    yield from user_file_problems(composed)
     yield from _checkpoint(composed, config.resume)
+
+
+def user_file_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+    """Yield files of the user that are missing or do not define what the configuration names, without running them."""
+    for key, reference in _user_files(composed.experiment).items():
+        try:
+            check_user_file(reference or "", key)
+        except ConfigError as error:
+            source = composed.provenance.get(key, "default")
+            named = f"{key} = {reference!r}"
+            message = error.message.replace(named, f"{named} ({source})", 1)
+            yield ConfigProblem(key, reference, source, message, error.hint)
+
+
+def _user_files(config: Experiment) -> dict[str, str | None]:
+    """Return functions and classes of the user by key."""
+    advantage, loss = config.algorithm.advantage, config.algorithm.loss
+    custom_envs = {f"{env.key}.path": env.config for env in config.run_envs}
+    return {
+        "reward.function": config.reward.function if config.reward else None,
+        "evaluation.function": config.evaluation.function if config.evaluation else None,
+        "data.dataset_class": config.data.dataset_class if config.data else None,
+        "algorithm.advantage.function": advantage.function if isinstance(advantage, CustomAdvantageConfig) else None,
+        "algorithm.loss.function": loss.function if isinstance(loss, CustomLossConfig) else None,
+        **{key: env.path for key, env in custom_envs.items() if isinstance(env, CustomEnvConfig)},
+    }
 
 
 def _is_distilled(config: Experiment) -> bool:

@@ -146,13 +146,21 @@ def check(
     from quintet.data.prompt_source import open_rows
     from quintet.data.row_reader import RowReader
     from quintet.data.tasks.task import parse_options
+    from quintet.rewards.data_sources import KIND_KEY
     from quintet.rewards.ground_truths import check_rows
 
     config = parse_options(DataConfig, {**_data_keys(options), "train_files": [file]}, "data")
     rows, _ = open_rows(config.train_files, "FILE", config.cache_dir)
     reader = RowReader(config)
     prompt_rows = (reader.read(rows[number], number, rows.describe_row(number)) for number in range(len(rows)))
-    count = check_rows(prompt_rows, RewardConfig(kind=verifier, function_arguments={}), math.inf)
+    try:
+        count = check_rows(prompt_rows, RewardConfig(kind=verifier, function_arguments={}), math.inf)
+    except ConfigError as error:
+        if error.key != KIND_KEY:
+            raise
+        hint = "--verifier NAME (`quintet list` shows them), or source_key=COLUMN"
+        message = error.message.replace(f"{KIND_KEY} = {verifier!r}", f"--verifier = {verifier}")
+        raise ConfigError(message, key="--verifier", value=verifier, hint=hint) from error
     print(f"{count:,} of {len(rows):,} rows have a verifier, and a ground truth that it can compare with")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from quintet.cli.choices import user_file_problems
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import TRAINING_CODE, as_overrides, generation_settings, load_config, load_run_config
 from quintet.cli.messages import warn
@@ -17,6 +19,7 @@ from quintet.cli.options import EvalOptions
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.data import DataConfig
+from quintet.config.problems import raise_problems
 from quintet.config.yaml_reader import COMMAND_LINE, read_file
 from quintet.errors import ConfigError
 
@@ -137,6 +140,7 @@ def _check_config_options(target: str | None, options: EvalOptions) -> None:
 def _evaluate_config(composed: ComposedConfig, options: EvalOptions, console: Console) -> Evaluation:
     """Evaluate the endpoint, the model (with `validation.only`) or the stored answers of a configuration."""
     config = composed.experiment
+    raise_problems(user_file_problems(composed))
     if options.endpoint is not None:
         return _evaluate_endpoint(composed, options, console)
     if config.evaluation is None and config.validation.only:
@@ -277,6 +281,7 @@ def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptio
         )
     arguments = [*_model_overrides(str(target), source, options), *_env_overrides(overrides, options)]
     composed = load_run_config(source.config, arguments, unused=TRAINING_CODE)
+    raise_problems(user_file_problems(composed))
     if options.endpoint is not None:
         return _evaluate_endpoint(composed, options, console)
     return evaluate_model(composed, _statistics(composed, options), console)
@@ -289,7 +294,7 @@ def _model_overrides(target: str, source: StoredModel | None, options: EvalOptio
     temperature = options.temperature if options.temperature is not None else float(options.samples > 1)
     config = None if source is None else source.config
     settings: dict[str, Any] = {
-        "name": options.name or _name(Path(target).resolve().name, options),
+        "name": options.name or _name(Path(os.path.abspath(target)).name, options),
         "output_dir": options.output_dir,
         **generation_settings(
             str(options.endpoint if source is None else source.policy), has_run=source is None or config is not None

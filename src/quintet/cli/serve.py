@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -54,7 +54,7 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
     check_choices(composed)
     if composed.experiment.policy.trust_remote_code:
         warn(f"policy.trust_remote_code is set: code from {source.policy} will be executed")
-    return _serve(composed, source.policy, options.name or Path(model).resolve().name, options.context, address)
+    return _serve(composed, source.policy, options.name or Path(os.path.abspath(model)).name, options.context, address)
 
 
 def _overrides(source: StoredModel, options: ServeOptions) -> Iterator[str]:
@@ -79,8 +79,7 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
     config = composed.experiment
     with stop_on_signals() as stop:
         served = build_request_handler(config, policy, name=name, context=context)
-        _freeze_objects()
-        with closing(served.handler), closing(ServingServer(served.handler, address)) as service:
+        with _frozen_objects(), closing(served.handler), closing(ServingServer(served.handler, address)) as service:
             _print_address(served, name, config.rollout.engine, service.url)
             while stop.number is None:
                 time.sleep(POLL_SECONDS)
@@ -90,11 +89,16 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
     return SIGNALLED + stop.number
 
 
-def _freeze_objects() -> None:
+@contextmanager
+def _frozen_objects() -> Iterator[None]:
     """Exclude all present objects from garbage collection, which stops all threads for 0.2 s with those of torch and
-    transformers."""
+    transformers. They are included again at the end, since triton reports what a process that exits has not freed."""
     gc.collect()
     gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _print_address(served: ServedModel, name: str, engine: str, url: str) -> None:

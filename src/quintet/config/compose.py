@@ -15,7 +15,7 @@ from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten, get_value, has_key, sections_around, set_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
-from quintet.config.plan.default_rates import with_suitable_rates
+from quintet.config.plan.suitable_defaults import with_suitable_defaults
 from quintet.config.problems import describe_setting, raise_problems, source_of
 from quintet.config.run_name import default_run_name
 from quintet.config.schema import chosen_name, documented_key, is_text, keys
@@ -48,7 +48,7 @@ def load_experiment(
     except ValidationError as error:
         raise_problems(describe_problems(error, tree, sources, keys_by_synonym))
         raise
-    experiment = with_suitable_rates(experiment, tree)
+    experiment = with_suitable_defaults(experiment, tree)
     if not has_key(tree, "name"):
         experiment = experiment.model_copy(update={"name": default_run_name(experiment)})
     values = flatten(experiment.model_dump())

@@ -140,7 +140,7 @@ def export(
     def write(directory: Path) -> ExportCheck:
         _convert(model, directory, target_dtype)
         if card.record is not None or not (directory / CARD).exists():
-            card.write(directory, f"A copy of `{model.resolve().name}`, in {dtype or 'its own dtype'}.")
+            card.write(directory, f"A copy of `{Path(os.path.abspath(model)).name}`, in {dtype or 'its own dtype'}.")
         return _check_converted(model, directory, target_dtype, policy)
 
     return _write(model, target, checkpoint.step if checkpoint else None, write)

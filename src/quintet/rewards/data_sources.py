@@ -23,6 +23,7 @@ BUILT_IN = "quintet.rewards.verifiers."
 UNCONFINED = frozenset({"code", "code_sandbox"})
 """Built-in verifiers that start processes."""
 GYM = "reasoning_gym/"
+KIND_KEY = "reward.kind"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ def route(source: str, config: RewardConfig) -> Route:
     Raises:
         ConfigError: the source or verifier is unknown, its options are invalid, or a required package is missing.
     """
-    verifier, key = config.verifiers.get(source), "reward.kind"
+    verifier, key = config.verifiers.get(source), KIND_KEY
     kind = config.kind
     options, options_key = config.function_arguments, "reward.function_arguments"
     if verifier is not None:
@@ -87,8 +88,8 @@ def _unknown(source: str) -> ConfigError:
     names = ", ".join(entry.name for entry in VERIFIERS)
     alternatives = f"set a verifier for all rows, reward.kind ({names}), or your own reward.function (file.py:function)"
     if not source:
-        message = "rows have no data_source to choose a verifier by, and reward.kind = 'rules'"
-        return ConfigError(message, key="reward.kind", value="rules", hint=alternatives)
+        message = f"rows have no data_source to choose a verifier by, and {KIND_KEY} = 'rules'"
+        return ConfigError(message, key=KIND_KEY, value="rules", hint=alternatives)
     similar = did_you_mean(source, SOURCES)
     hint = f"{similar} else {alternatives}" if similar else alternatives
     return ConfigError(f"no verifier is known for data_source {source!r}", key="data_source", value=source, hint=hint)

@@ -56,8 +56,7 @@ def check_rows(rows: Iterable[PromptRow], config: RewardConfig, seconds: float =
 def _has_verifier(row: PromptRow, config: RewardConfig) -> bool:
     chosen = config.verifiers.get(row.data_source)
     is_judged = config.judge is not None or (chosen is not None and chosen.judge is not None)
-    is_named = bool(row.data_source) or config.kind != "rules"
-    return is_named and config.function is None and config.model is None and not is_judged
+    return config.function is None and config.model is None and not is_judged
 
 
 def ground_truth_problem(row: PromptRow, chosen: Route) -> str | None:

@@ -109,6 +109,8 @@ SOLVE = "data make solved solved size=2"
 SHOW = "data show rows.jsonl"
 MODEL, RUN = "model", "run"
 ENDPOINT = "http://127.0.0.1:1/v1"
+PROMPTS = ["env.name=prompts", "data.train_files=rows.jsonl"]
+MINE = [*PROMPTS, "reward.function=mine.py:score"]
 CASES = [
     # names, files and directories of a configuration
     case(checked, ["checkpoint.remote_dir=/proc/no"], "rerun the same command when it can be read and written, or", []),
@@ -150,6 +152,8 @@ CASES = [
     case(planned, ["resume=nver"], "did you mean never?", ["resume=never"]),
     case(planned, ["policy.path=modell"], "did you mean model?", ["policy.path=model"]),
     case(planned, ["policy.path=zzzzzzz"], "set it to a directory with config.json and weights", ["policy.path=model"]),
+    case(planned, [*PROMPTS, "reward.function=mine.py:scor"], "did you mean mine.py:score?", MINE),
+    case(planned, [*PROMPTS, "reward.function=mine.py:zzzz"], "define it in mine.py, or name one of those", MINE),
     # generation
     case(
         generated,
@@ -195,6 +199,12 @@ CASES = [
     # data
     case(command, f"{MAKE} --env sokoban", "remove --env", MAKE),
     case(command, f"{MAKE} digits --overwrite", "for example digits=3", f"{MAKE} digits=3 --overwrite"),
+    case(
+        command,
+        "data check rows.jsonl",
+        "--verifier NAME (`quintet list` shows them), or source_key=COLUMN",
+        "data check rows.jsonl truth_key=prompt --verifier exact",
+    ),
     case(command, f"{SHOW} prompt_key=[a", "quote the value", f"{SHOW} prompt_key='[a'"),
     case(command, SOLVE, "add --env sokoban or --env frozenlake", f"{SOLVE} --env frozenlake --train 1 --validation 1"),
     case(
@@ -370,6 +380,7 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory
     (tmp_path / "env_config.yaml").write_text("lake: {env_name: frozenlake, train_size: 1024}")
     (tmp_path / "lake.txt").write_text("rollout_manager.max_turns=3\n")
     (tmp_path / "rows.jsonl").write_text(json.dumps({"prompt": "1 + 1 = ?", "[a": "2 + 2 = ?"}) + "\n")
+    (tmp_path / "mine.py").write_text("def score(**arguments): return 1")
     (tmp_path / "libraries").mkdir()
     (tmp_path / "libraries/my_rewards.py").write_text("")
 

@@ -231,7 +231,7 @@ def test_what_doesnt_fit_is_refused_only_where_a_size_is_given(
 
 
 def test_files_that_are_here_are_counted(tmp_path: Path, planned: Planned, lines: Lines) -> None:
-    (tmp_path / "x.jsonl").write_text('{"prompt": "?"}\n' * 70)
+    (tmp_path / "x.jsonl").write_text('{"prompt": "?", "data_source": "addition", "answer": "1"}\n' * 70)
     overrides = ["env.name=prompts", f"data.train_files=[{tmp_path}/x.jsonl]", "data.epochs=2"]
     actual = planned(*overrides)["arithmetic"]
     assert (actual["rows"], actual["steps"], actual["optimizer_steps"], actual["rows_dropped_per_pass"]) == (

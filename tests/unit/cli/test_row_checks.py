@@ -60,6 +60,24 @@ def test_rows_that_a_function_scores_need_no_ground_truth(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("command", [plan, train])
+def test_rows_that_nothing_scores_are_refused_before_a_model_is_loaded(command: Any, tmp_path: Path) -> None:
+    file = write(tmp_path / "mine.jsonl", {"prompt": "1 + 1?", "answer": "2"})
+    with pytest.raises(ConfigError, match=r"rows have no data_source .*, and reward.kind = 'rules'") as error:
+        command.run(None, [*words(tmp_path, file), "reward=null"], None, "refuse")
+    assert "reward.function (file.py:function)" in str(error.value)
+
+
+@pytest.mark.parametrize("command", [plan, train])
+def test_a_function_that_its_file_lacks_is_named_before_a_model_is_loaded(command: Any, tmp_path: Path) -> None:
+    file, code = write(tmp_path / "mine.jsonl", {"prompt": "1 + 1?"}), tmp_path / "reward.py"
+    code.write_text("raise SystemExit('was run')\ndef score(**arguments): return 1\n")
+    for key in ("reward.function", "data.dataset_class"):
+        with pytest.raises(ConfigError, match=r"\(command line\): .*reward.py has no 'scor'") as error:
+            command.run(None, [*words(tmp_path, file), f"{key}={code}:scor"], None, "refuse")
+        assert str(error.value).endswith(f"did you mean {code}:score?")
+
+
+@pytest.mark.parametrize("command", [plan, train])
 def test_plan_and_train_name_such_rows_before_a_model_is_loaded(command: Any, tmp_path: Path) -> None:
     file = write(tmp_path / "gold.jsonl", *[{"prompt": "1 + 1?", "gold": "2"}] * 40)
     with pytest.raises(ConfigError, match=r"data.truth_key = 'reward_model' \(default\): .*gold.jsonl, row 0"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,23 @@ def test_what_cant_be_served_is_told(
     with pytest.raises(ConfigError) as refused:
         run(str(policy_directory), overrides, asked)
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize("given", ["mine", "mine/", "runs/../mine"])
+def test_a_model_behind_a_link_has_the_name_that_was_given(
+    policy_directory: Path, tmp_path: Path, started: list[Any], given: str
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "mine").symlink_to(policy_directory)
+    run(given, [], ServeOptions())
+    assert started[0][2] == "mine"
+
+
+def test_a_stopped_server_frees_its_objects() -> None:
+    """Else triton prints thirty lines about leaks at each end of `quintet serve`."""
+    with serve._frozen_objects():
+        assert gc.get_freeze_count() > 0
+    assert gc.get_freeze_count() == 0
 
 
 def test_what_is_no_model_is_told() -> None:

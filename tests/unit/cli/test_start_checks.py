@@ -73,8 +73,9 @@ def test_a_misspelt_loss_function_is_refused_with_the_functions_of_its_file(
     with pytest.raises(SystemExit) as end:
         command.main()
     assert end.value.code == 2
-    message = f"algorithm.loss.function = {reference!r}: {file} has no {name!r}; it defines squares, Cubes"
-    assert capsys.readouterr().err == f"quintet: {message}\n  {hint.format(file)}\n"
+    named = f"quintet: algorithm.loss.function = {reference!r} (command line): "
+    problem = f"{file} has no {name!r}; it defines squares, Cubes"
+    assert capsys.readouterr().err == f"{named}{problem}\n  {hint.format(file)}\n"
     assert not (tmp_path / "runs").exists()
 
 

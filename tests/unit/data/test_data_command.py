@@ -47,6 +47,8 @@ def test_check_names_rows_whose_ground_truth_fits_no_verifier(
     assert "2 of 2 rows" in capsys.readouterr().out
     with pytest.raises(ConfigError, match=r"a.csv, row 1 has the ground truth 'Paris'"):
         data("check", path, *options, "truth_key=key")
+    with pytest.raises(ConfigError, match=r"rows have no data_source .*, and --verifier = rules\n  --verifier NAME"):
+        data("check", path, "prompt_key=question", "truth_key=key")
 
 
 def test_show_reads_as_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

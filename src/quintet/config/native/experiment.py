@@ -46,7 +46,8 @@ class Experiment(Section):
     rollout: RolloutConfig = RolloutConfig()
     """Rollouts."""
     warm_start: WarmStartConfig | None = WarmStartConfig()
-    """Initial supervised phase on demonstrations; null starts reinforcement learning immediately."""
+    """Initial supervised phase on demonstrations; null starts reinforcement learning immediately. If it is not set, a
+    policy with `policy.path`, or after `sft`, has none."""
     sft: SftConfig | None = None
     """Supervised fine-tuning in place of, or before, reinforcement learning; null for none."""
     evaluation: EvaluationConfig | None = None

@@ -62,7 +62,8 @@ class WarmStartConfig(Section):
     the demonstrations show the response format and safe actions, but seldom the best one. Robots execute the random
     action, and the demonstration has the expert's."""
     updates: Count = 250
-    """Maximum number of optimizer steps."""
+    """Maximum number of optimizer steps. A policy with `policy.path`, or after `sft`, has no warm start unless a key of
+    `warm_start` is set."""
     until_success: Share | None = 0.5
     """Stop once the greedy policy succeeds in this share of training episodes. null makes all updates."""
     check_every_updates: PositiveInt = 2

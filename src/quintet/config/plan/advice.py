@@ -7,13 +7,13 @@ from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
-from quintet.config.plan.default_rates import RATE, is_new_policy, suitable_rate, trains_adapters
 from quintet.config.plan.images import has_unknown_images, largest_images
 from quintet.config.plan.memory import MemoryPlan, format_bytes, memory_savings
 from quintet.config.plan.models import Models
 from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.placement import Placement, format_ranges, nearest_batches
 from quintet.config.plan.row_counts import TrainingRows
+from quintet.config.plan.suitable_defaults import RATE, is_new_policy, suitable_rate, trains_adapters
 
 LARGE_RATE, LARGE_LORA_RATE = 1e-4, 1e-3
 """Learning rates above which training of all weights of a pretrained model, or of its adapters, usually diverges."""

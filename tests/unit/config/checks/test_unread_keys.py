@@ -8,6 +8,7 @@ from quintet.config.checks.unread_keys import unread_rules
 from quintet.config.compose import load_experiment, unread_remarks
 from quintet.config.schema import keys
 
+TUNING = ["sft={}", "data.train_files=[rows.jsonl]"]
 FSDP_ALONE = ["actor.sharding.forward_prefetch=true", "actor.backend=megatron"]
 
 
@@ -34,6 +35,11 @@ FSDP_ALONE = ["actor.sharding.forward_prefetch=true", "actor.backend=megatron"]
         (["reference.dtype=bfloat16"], "reference.dtype", "the run has no reference policy"),
         (["actor.sharding.forward_prefetch=true"], "forward_prefetch", "one device has all of its weights"),
         (["rollout.engine_options.cuda_graph_max_batch=8"], "cuda_graph_max_batch", "the engine hf has no CUDA graphs"),
+        (
+            [*TUNING, "data.messages_key=messages", "data.prompt_key=question"],
+            "data.prompt_key",
+            "data.messages_key = 'messages'",
+        ),
         (FSDP_ALONE, "actor.sharding.forward_prefetch", "actor.backend = 'megatron'"),
     ],
 )
@@ -52,6 +58,7 @@ def test_a_key_without_effect_is_told_with_what_silences_it(words: list[str], ke
         ["actor.optimizer.kind=muon", "actor.optimizer.betas=[0.8, 0.9]"],
         ["actor.optimizer.schedule=inverse_square_root", "actor.optimizer.decay_steps=9"],
         ["actor.optimizer.cycles=0.5"],  # as it is anyway
+        [*TUNING, "data.prompt_key=question", "data.response_key=text"],
         ["critic.parallel={}", "critic.warmup_steps=0"],
         ["actor.megatron={moe_token_dispatcher_type: allgather}"],  # counts for fsdp2, too
     ],

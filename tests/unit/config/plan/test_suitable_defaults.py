@@ -1,4 +1,4 @@
-"""If these fail, a pretrained model is trained at a learning rate that destroys it, or a new one learns nothing."""
+"""If these fail, a pretrained model is trained on what its user did not ask for, or at a rate that destroys it."""
 
 from __future__ import annotations
 
@@ -16,6 +16,19 @@ def rates(*words: str) -> dict[str, float]:
     config = load_experiment(None, [*words, "warm_start.updates=3", "sft.then_reinforce=true"]).experiment
     sections = {name: getattr(config, name) for name in ("actor", "critic", "warm_start", "sft")}
     return {name: section.optimizer.learning_rate for name, section in sections.items()}
+
+
+@pytest.mark.parametrize("words", [[PATH], ["sft.path=/models/small"], ["sft.then_reinforce=true"]])
+def test_a_policy_that_can_answer_is_not_trained_on_demonstrations_unless_that_is_set(words: list[str]) -> None:
+    assert load_experiment(None, words).experiment.warm_start is None
+    for setting in ("warm_start={}", "warm_start.updates=250", "warm_start.optimizer.learning_rate=1e-5"):
+        warm_start = load_experiment(None, [*words, setting]).experiment.warm_start
+        assert warm_start is not None
+        assert warm_start.updates == 250
+
+
+def test_a_new_policy_begins_with_demonstrations() -> None:
+    assert load_experiment(None, []).experiment.warm_start is not None
 
 
 def test_a_new_policy_has_the_rates_of_the_presets() -> None:

@@ -1,4 +1,4 @@
-"""Learning rates that a configuration does not set: they depend on whether the policy is pretrained, and on LoRA."""
+"""Defaults that depend on whether the policy is pretrained, and on LoRA: warm start and learning rates."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -34,8 +34,12 @@ def trains_adapters(config: Experiment, section: str) -> bool:
     return owner is not None and owner.lora is not None
 
 
-def with_suitable_rates(config: Experiment, tree: Mapping[str, Any]) -> Experiment:
-    """Return the configuration with the learning rates that suit its policy where the `tree` of the user sets none."""
+def with_suitable_defaults(config: Experiment, tree: Mapping[str, Any]) -> Experiment:
+    """Return the configuration with what suits its policy where the `tree` of the user sets nothing: no warm start of
+    a policy that is pretrained or fine-tuned first, and learning rates."""
+    is_tuned_first = config.sft is not None and config.sft.then_reinforce
+    if (is_tuned_first or not is_new_policy(config)) and not has_key(tree, "warm_start"):
+        config = with_value(config, "warm_start", None)
     for key, rate in _unset_rates(config, tree):
         config = with_value(config, key, rate)
     return config
