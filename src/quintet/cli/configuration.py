@@ -120,10 +120,10 @@ def load_config(
         print(f"defaults of {composed.release}", file=sys.stderr)
     for remark in (*composed.remarks, *(() if of_run or source.dialect != NATIVE else unread)):
         warn(remark)
-    return _with_cached_models(composed)
+    return with_cached_models(composed)
 
 
-def _with_cached_models(composed: ComposedConfig) -> ComposedConfig:
+def with_cached_models(composed: ComposedConfig) -> ComposedConfig:
     """Return the configuration with directories in place of names of the hub whose models are in its cache."""
     paths = {key: config_value(composed.experiment, key) for key in MODEL_KEYS}
     cached = {key: cached_model(path) for key, path in paths.items() if path is not None}

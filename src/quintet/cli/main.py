@@ -16,7 +16,7 @@ from quintet.cli.options import (
     Config,
     DialectName,
     EvalOptions,
-    FitOptions,
+    PlanOptions,
     GenerateOptions,
     IgnoreForkKeys,
     MaxRestarts,
@@ -245,7 +245,7 @@ def plan(
         bool, typer.Option("--keys", help="List each key that is set: its value, source, native keys, and state.")
     ] = False,
     *,
-    options: FitOptions,
+    options: PlanOptions,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
     policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
@@ -256,6 +256,11 @@ def plan(
         plan_fit.run(*source, options, as_json=as_json)
     else:
         options.refuse_without_fit()
+        if options.prompt:
+            from quintet.cli import plan_prompt
+
+            plan_prompt.run(*source, as_json=as_json)
+            return
         from quintet.cli import plan
 
         plan.run(*source, as_json=as_json, only_keys=only_keys, device_memory=options.device_memory)

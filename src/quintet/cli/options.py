@@ -270,8 +270,13 @@ class ServeEnvsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FitOptions:
-    """Options of `quintet plan --fit`; None uses the configuration or this machine."""
+class PlanOptions:
+    """Options of `quintet plan`; None uses the configuration or this machine."""
+
+    prompt: Annotated[
+        bool,
+        typer.Option("--prompt", help="Show the first prompt as the policy sees it; runs the code of the environment."),
+    ] = False
 
     device_memory: Annotated[
         float | None,
