@@ -186,8 +186,16 @@ def reread_config(config: str | None, overrides: list[str], dialect: str | None,
     Raises:
         ConfigError: one message names every invalid key.
     """
+    return reinspect_config(config, overrides, dialect, unknown_keys).composed
+
+
+def reinspect_config(
+    config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str
+) -> InspectedConfig:
+    """Inspect a configuration again with other overrides, without messages; raises as `reread_config` does."""
     source = read_config_source(config, overrides, dialect, quiet=True)
-    return _inspect(source, _parse_unknown_keys(unknown_keys)).composed
+    inspected = _inspect(source, _parse_unknown_keys(unknown_keys))
+    return replace(inspected, unsupported=(*inspected.unsupported, *model_problems(inspected.composed)))
 
 
 def states_of_run(config: str | None, overrides: list[str], dialect: str | None) -> tuple[KeyState, ...]:

@@ -256,6 +256,11 @@ def plan(
         plan_fit.run(*source, options, as_json=as_json)
     else:
         options.refuse_without_fit()
+        if options.here:
+            from quintet.cli import plan_here
+
+            plan_here.run(*source, options.device_memory, as_json=as_json)
+            return
         if options.prompt:
             from quintet.cli import plan_prompt
 

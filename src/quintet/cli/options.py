@@ -278,6 +278,9 @@ class PlanOptions:
         typer.Option("--prompt", help="Show the first prompt as the policy sees it; runs the code of the environment."),
     ] = False
 
+    here: Annotated[
+        bool, typer.Option("--here", help="Show all overrides with which the run works on this machine.")
+    ] = False
     device_memory: Annotated[
         float | None,
         typer.Option(
