@@ -77,7 +77,8 @@ def run(
         except ConfigError as error:
             here.overrides, here.problems = before, [*here.problems, str(error)]
             break
-    command = _command(config, with_further(overrides, here.overrides), dialect, here.devices)
+    verb = "eval" if inspected.composed.experiment.evaluation is not None else "train"
+    command = _command(verb, config, with_further(overrides, here.overrides), dialect, here.devices)
     if as_json:
         content = {"overrides": here.overrides, "prepare": here.prepare, "command": command, "problems": here.problems}
         print(json.dumps(content, indent=1))
@@ -151,9 +152,9 @@ def _reason(message: str) -> str:
     return message.splitlines()[0]
 
 
-def _command(config: str | None, words: Sequence[str], dialect: str | None, devices: int) -> str:
+def _command(verb: str, config: str | None, words: Sequence[str], dialect: str | None, devices: int) -> str:
     """Return the command that starts the run."""
-    start = "quintet train" if devices == 1 else f"torchrun --nproc-per-node {devices} -m quintet train"
+    start = f"quintet {verb}" if devices == 1 else f"torchrun --nproc-per-node {devices} -m quintet {verb}"
     name, _, release = (dialect or "").partition("@")
     options = [*(["--dialect", name] if name else []), *(["--release", release] if release else [])]
     return " ".join([start, *map(shlex.quote, [*([config] if config else []), *options, *words])])
