@@ -12,15 +12,16 @@ import typer
 
 from quintet import __version__
 from quintet.cli import check, data
+from quintet.cli.messages import describe_long_name
 from quintet.cli.options import (
     Config,
     DialectName,
     EvalOptions,
-    PlanOptions,
     GenerateOptions,
     IgnoreForkKeys,
     MaxRestarts,
     Overrides,
+    PlanOptions,
     RayAddress,
     Release,
     RunOptions,
@@ -387,12 +388,9 @@ def main() -> NoReturn:
     except BrokenPipeError:
         sys.exit(141)
     except OSError as error:
-        # a value that is taken for a path; which key it is of is not known here
         if error.errno != errno.ENAMETOOLONG:
             raise
-        print(
-            f"quintet: {str(error.filename)[:60]}…: the name of a file is too long; use a shorter one", file=sys.stderr
-        )
+        print(f"quintet: {describe_long_name(str(error.filename), sys.argv[1:])}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
 

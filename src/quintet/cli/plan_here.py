@@ -73,7 +73,9 @@ def run(
         if not _extend(here, inspected, memory):
             break
         try:
-            inspected = _reread(here, lambda words: reinspect_config(config, with_further(overrides, words), dialect, unknown_keys))
+            inspected = _reread(
+                here, lambda words: reinspect_config(config, with_further(overrides, words), dialect, unknown_keys)
+            )
         except ConfigError as error:
             here.overrides, here.problems = before, [*here.problems, str(error)]
             break

@@ -17,10 +17,10 @@ from quintet.data.start_state_files import build_start_states
 from quintet.envs.env import IMAGE
 from quintet.envs.mixed_env import build_run_envs
 from quintet.envs.start_states import env_index
-from quintet.envs.vector_env import ActionsExecuted, EpisodeFailed, EpisodeStarted
+from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_policy_tokenizer
-from quintet.rollout.chat.chat_format import ChatFormat, Dialogue
+from quintet.rollout.chat.chat_format import Dialogue
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.runtime.components import build_chat_format, stop_token_ids
 
@@ -64,18 +64,16 @@ def _images(config: Experiment, policy: Path) -> ImagePrompts | None:
 
 def _first_row(config: Experiment, policy: Path | None) -> FirstPrompt:
     if policy is None or config.data is None:
-        message = "--prompt needs the tokenizer of policy.path; that of a preset is made from the data when a run starts"
+        message = (
+            "--prompt needs the tokenizer of policy.path; that of a preset is made from the data when a run starts"
+        )
         raise ConfigError(message, key="--prompt", hint="policy.path=DIRECTORY policy.preset=null")
     # the other rows need not be read
     data = config.data.model_copy(update={"train_rows": 1, "validation_files": (), "filter_long_prompts": False})
-    tokenizer = load_policy_tokenizer(config.policy, policy)
-    with closing(PromptDataset.from_config(_with_data(config, data), tokenizer, _images(config, policy))) as prompts:
+    read, tokenizer = config.model_copy(update={"data": data}), load_policy_tokenizer(config.policy, policy)
+    with closing(PromptDataset.from_config(read, tokenizer, _images(config, policy))) as prompts:
         tokens = prompts.prompt(0)
     return FirstPrompt(", ".join(data.train_files), _decoded(tokenizer, tokens), len(tokens))
-
-
-def _with_data(config: Experiment, data: Any) -> Experiment:
-    return config.model_copy(update={"data": data})
 
 
 def _first_episodes(config: Experiment, policy: Path | None) -> Iterator[FirstPrompt]:
@@ -108,10 +106,11 @@ def _started(config: Experiment) -> Iterator[tuple[RunEnv, EpisodeStarted]]:
                 yield config.run_envs[event.episode], _checked(event)
 
 
-def _checked(event: EpisodeStarted | EpisodeFailed | ActionsExecuted) -> EpisodeStarted:
+def _checked(event: EnvEvent) -> EpisodeStarted:
     if isinstance(event, EpisodeFailed):
         raise MachineError(f"the environment fails: {event.failure.error_type}: {event.failure.message}")
-    assert isinstance(event, EpisodeStarted)
+    if isinstance(event, ActionsExecuted):
+        raise AssertionError("actions of an episode without a response")
     return event
 
 
@@ -127,4 +126,6 @@ def _generation_config(policy: Path) -> Any:
 def _decoded(tokenizer: Any, tokens: Sequence[int]) -> str:
     """Return the text of a prompt, with `<image>` in place of the tokens of an image."""
     runs = groupby(tokens, key=lambda token: token >= 0)
-    return "".join(tokenizer.decode(list(run), skip_special_tokens=False) if is_text else IMAGE for is_text, run in runs)
+    return "".join(
+        tokenizer.decode(list(run), skip_special_tokens=False) if is_text else IMAGE for is_text, run in runs
+    )

@@ -39,6 +39,7 @@ from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
 
+
 @dataclass(frozen=True, slots=True)
 class Components:
     """Everything that a training step uses; the handles do not show in which process a component runs."""

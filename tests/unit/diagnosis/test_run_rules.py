@@ -164,7 +164,9 @@ def test_a_run_that_ended_early_is_reported_with_its_error(
     assert finding.title.startswith(title)
     assert f"{outcome} after 12 of 100 steps: CUDA out of memory; there is no checkpoint" in finding.evidence
     assert "rank_1.log: RuntimeError: NCCL timeout" in finding.evidence
-    advice = "remove the cause of the error first" if outcome == "failed" else "continue the run from its last checkpoint"
+    advice = (
+        "remove the cause of the error first" if outcome == "failed" else "continue the run from its last checkpoint"
+    )
     assert str(finding.suggestions[0]).startswith(advice)
 
 

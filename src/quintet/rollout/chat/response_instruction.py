@@ -29,7 +29,9 @@ def response_instruction(config: RolloutConfig, actions: Sequence[str], stated: 
     is_open = tuple(actions) == (TEXT,) or element_pattern(actions) is not None
     if is_open or len(actions) > MAX_LISTED_ACTIONS or all(each.casefold() in stated.casefold() for each in actions):
         return form
-    used = [f", with {kind} in place of {mark}" for mark, kind in MARKS.items() if any(mark in each for each in actions)]
+    used = [
+        f", with {kind} in place of {mark}" for mark, kind in MARKS.items() if any(mark in each for each in actions)
+    ]
     return f"{form}\nActions: {', '.join(actions)}{''.join(used)}"
 
 
