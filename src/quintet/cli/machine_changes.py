@@ -130,7 +130,7 @@ def _missing_files(composed: ComposedConfig) -> Iterator[Change]:
 
 
 def _is_set(config: Experiment, key: str, value: Any) -> bool:
-    return list(config_value(config, key) or ()) == value
+    return bool(list(config_value(config, key) or ()) == value)
 
 
 def remaining_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
