@@ -34,7 +34,7 @@ def check_choices(composed: ComposedConfig) -> None:
         ConfigError: one message names everything that is missing.
     """
     raise_problems(_imported(composed))
-    raise_problems([*unknown_choices(composed), *_data_files(composed), *missing_packages(composed)])
+    raise_problems([*unknown_choices(composed), *data_file_problems(composed), *missing_packages(composed)])
     _load_custom_functions(composed.experiment)
     if current_rank().rank == 0:
         raise_problems(_stores(composed))
@@ -167,7 +167,7 @@ def _is_distilled(config: Experiment) -> bool:
     return config.sft is not None and config.sft.distillation is not None
 
 
-def _data_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
+def data_file_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield missing local data files; URLs are checked when they are copied."""
     data = composed.experiment.data
     if data is None or data.dataset_class is not None:

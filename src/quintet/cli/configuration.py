@@ -120,10 +120,10 @@ def load_config(
         print(f"defaults of {composed.release}", file=sys.stderr)
     for remark in (*composed.remarks, *(() if of_run or source.dialect != NATIVE else unread)):
         warn(remark)
-    return _with_cached_models(composed)
+    return with_cached_models(composed)
 
 
-def _with_cached_models(composed: ComposedConfig) -> ComposedConfig:
+def with_cached_models(composed: ComposedConfig) -> ComposedConfig:
     """Return the configuration with directories in place of names of the hub whose models are in its cache."""
     paths = {key: config_value(composed.experiment, key) for key in MODEL_KEYS}
     cached = {key: cached_model(path) for key, path in paths.items() if path is not None}
@@ -186,8 +186,16 @@ def reread_config(config: str | None, overrides: list[str], dialect: str | None,
     Raises:
         ConfigError: one message names every invalid key.
     """
+    return reinspect_config(config, overrides, dialect, unknown_keys).composed
+
+
+def reinspect_config(
+    config: str | None, overrides: list[str], dialect: str | None, unknown_keys: str
+) -> InspectedConfig:
+    """Inspect a configuration again with other overrides, without messages; raises as `reread_config` does."""
     source = read_config_source(config, overrides, dialect, quiet=True)
-    return _inspect(source, _parse_unknown_keys(unknown_keys)).composed
+    inspected = _inspect(source, _parse_unknown_keys(unknown_keys))
+    return replace(inspected, unsupported=(*inspected.unsupported, *model_problems(inspected.composed)))
 
 
 def states_of_run(config: str | None, overrides: list[str], dialect: str | None) -> tuple[KeyState, ...]:

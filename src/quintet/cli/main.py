@@ -13,15 +13,16 @@ import typer
 
 from quintet import __version__
 from quintet.cli import check, data, examples
+from quintet.cli.messages import describe_long_name
 from quintet.cli.options import (
     Config,
     DialectName,
     EvalOptions,
-    FitOptions,
     GenerateOptions,
     IgnoreForkKeys,
     MaxRestarts,
     Overrides,
+    PlanOptions,
     RayAddress,
     Release,
     RunOptions,
@@ -247,7 +248,7 @@ def plan(
         bool, typer.Option("--keys", help="List each key that is set: its value, source, native keys, and state.")
     ] = False,
     *,
-    options: FitOptions,
+    options: PlanOptions,
 ) -> None:
     """Check a configuration and show its batches, updates, devices and memory without running it."""
     policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
@@ -258,6 +259,16 @@ def plan(
         plan_fit.run(*source, options, as_json=as_json)
     else:
         options.refuse_without_fit()
+        if options.here:
+            from quintet.cli import plan_here
+
+            plan_here.run(*source, options.device_memory, as_json=as_json)
+            return
+        if options.prompt:
+            from quintet.cli import plan_prompt
+
+            plan_prompt.run(*source, as_json=as_json)
+            return
         from quintet.cli import plan
 
         plan.run(*source, as_json=as_json, only_keys=only_keys, device_memory=options.device_memory)
@@ -393,12 +404,9 @@ def main() -> NoReturn:
             place = f"cannot write {error.filename or tempfile.gettempdir()}"
             print(f"quintet: disk full: {place}; free some space, or set TMPDIR to another disk", file=sys.stderr)
             sys.exit(2)
-        # a value that is taken for a path; which key it is of is not known here
         if error.errno != errno.ENAMETOOLONG:
             raise
-        print(
-            f"quintet: {str(error.filename)[:60]}…: the name of a file is too long; use a shorter one", file=sys.stderr
-        )
+        print(f"quintet: {describe_long_name(str(error.filename), sys.argv[1:])}", file=sys.stderr)
         sys.exit(2)
     sys.exit(0)
 

@@ -271,9 +271,17 @@ class ServeEnvsOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class FitOptions:
-    """Options of `quintet plan --fit`; None uses the configuration or this machine."""
+class PlanOptions:
+    """Options of `quintet plan`; None uses the configuration or this machine."""
 
+    prompt: Annotated[
+        bool,
+        typer.Option("--prompt", help="Show the first prompt as the policy sees it; runs the code of the environment."),
+    ] = False
+
+    here: Annotated[
+        bool, typer.Option("--here", help="Show all overrides with which the run works on this machine.")
+    ] = False
     device_memory: Annotated[
         float | None,
         typer.Option(

@@ -14,7 +14,7 @@ from rich.text import Text
 from quintet import hardware
 from quintet.cli.config_source import with_further
 from quintet.cli.configuration import inspect_config, reread_config
-from quintet.cli.options import FitOptions
+from quintet.cli.options import PlanOptions
 from quintet.cli.plan_table import describe_parallelism, page, plain_table, section
 from quintet.cli.translate import check_new_file, write_text
 from quintet.config.composed import ComposedConfig
@@ -37,7 +37,7 @@ def run(
     overrides: list[str],
     dialect: str | None,
     unknown_keys: str,
-    options: FitOptions,
+    options: PlanOptions,
     *,
     as_json: bool = False,
 ) -> None:
@@ -74,7 +74,7 @@ def _chosen(result: FitResult, number: int) -> Proposal:
     return result.proposals[number - 1]
 
 
-def _cluster(config: Experiment, options: FitOptions) -> Cluster:
+def _cluster(config: Experiment, options: PlanOptions) -> Cluster:
     """Return the devices of the options, otherwise those of the configuration or of this machine."""
     placed = config.placement
     per_node = placed.devices_per_node if placed.devices_per_node > 1 else hardware.num_gpus()
@@ -97,7 +97,7 @@ def _nodes(config: Experiment, devices: int) -> int:
     return next(nodes for nodes in divisors(devices) if devices // nodes <= largest)
 
 
-def _device(options: FitOptions) -> tuple[DeviceFigures, int]:
+def _device(options: PlanOptions) -> tuple[DeviceFigures, int]:
     """Return figures and memory in bytes of a device.
 
     Raises:

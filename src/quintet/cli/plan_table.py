@@ -16,6 +16,7 @@ from rich.text import Text
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.component_memory import MemoryUse
 from quintet.config.plan.memory import MemoryPeak, format_bytes
+from quintet.config.plan.models import policy_path
 from quintet.config.plan.placement import Component, Placement, format_ranges
 from quintet.config.plan.row_counts import num_epochs
 from quintet.config.plan.run_plan import RunPlan, describe_run
@@ -94,6 +95,10 @@ def _print_run(out: Console, plan: RunPlan, release: str) -> None:
     table = Table.grid(Column(style="dim"), Column(overflow="fold"), padding=(0, 2, 0, 0))
     for name, line in run.items():
         table.add_row(f"  {name}", clean(line))
+    config = plan.config
+    has_prompts = config.sft_only is None and config.evaluation is None and not config.env.is_simulator
+    if has_prompts and policy_path(config) is not None:
+        table.add_row("  prompts", "`quintet plan --prompt` shows the first one as the policy sees it")
     out.print(table)
 
 

@@ -35,6 +35,10 @@ class Setting:
         return self.written_as or self.key
 
 
+IN_NATIVE_FORMAT = "in the native format"
+"""Begins a hint that has no counterpart in the format of the user."""
+
+
 @dataclass(frozen=True, slots=True)
 class ComposedConfig:
     """A validated experiment with the source of each value."""
@@ -53,7 +57,7 @@ class ComposedConfig:
 
     def hint_for_user(self, hint: str) -> str:
         """Return a hint in the format of the user, otherwise how to follow it in the native format."""
-        return self.translate_hint(hint) or f"in the native format (`quintet translate CONFIG -o FILE`): {hint}"
+        return self.translate_hint(hint) or f"{IN_NATIVE_FORMAT} (`quintet translate CONFIG -o FILE`): {hint}"
 
     def value(self, key: str) -> Any:
         """Return the value of a dotted key, None if a section on the way is null."""

@@ -72,6 +72,8 @@ class Demonstration:
 
     seed: int
     turns: tuple[DemonstratedTurn, ...]
+    actions: tuple[str, ...] = ()
+    """Valid actions of the episode."""
 
 
 def with_images(env: Env, episodes: Sequence[Demonstration]) -> Sequence[Demonstration]:
@@ -167,6 +169,7 @@ def _try_episode(env: Expert, seed: int, max_turns: int, max_actions: int) -> De
 def run_episode(env: Expert, seed: int, max_turns: int, max_actions: int = 1) -> Demonstration | None:
     """Run an episode by the expert, of turns with up to `max_actions` actions; None unless it succeeds."""
     observation = env.reset(seed)
+    valid_actions = tuple(env.actions)
     done = False
     success = False
     turns: list[DemonstratedTurn] = []
@@ -176,7 +179,7 @@ def run_episode(env: Expert, seed: int, max_turns: int, max_actions: int = 1) ->
         except UnsolvableError:
             return None
         turns.append(turn)
-    return Demonstration(seed, tuple(turns)) if success else None
+    return Demonstration(seed, tuple(turns), valid_actions) if success else None
 
 
 def _run_turn(env: Expert, observation: Observation, limit: int) -> tuple[DemonstratedTurn, Observation, bool, bool]:

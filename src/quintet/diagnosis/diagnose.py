@@ -78,7 +78,8 @@ def read_coverage(directory: Path) -> Coverage:
     paths = RunDirectory(directory)
     files = (paths.metrics, paths.warm_start, directory / "sft" / paths.metrics.name)
     runs = [RunData(read_metrics(path)) for path in files]
-    steps = max((step for run in runs for step in run.last_steps), default=0)
+    # those of the first stages only if nothing came after them
+    steps = next((max(run.last_steps) for run in runs if run.last_steps), 0)
     judged, waiting = [], []
     for rule in METRIC_RULES if any(run.rows for run in runs) else ():
         spec = rule_specs()[rule_name(rule)]

@@ -70,8 +70,18 @@ def groups_alike(run: RunData, limits: Limits) -> Iterator[Finding]:
 
 def _signal_finding(run: RunData, rule: str, low: list[Block], solved: float | None) -> Finding:
     share = "" if solved is None else f", and {percent(solved)} of the episodes are solved"
-    evidence = f"{SIGNAL} has been {percent(low[-1].median)} since step {low[0].first_step}{share}"
-    return run.finding(rule, evidence, metric=SIGNAL, steps=span(low), critical=rule != "all-groups-solved")
+    constant = _constant_reward(run)
+    same = "" if constant is None else f"; every reward of the run is {text(constant)}"
+    evidence = f"{SIGNAL} has been {percent(low[-1].median)} since step {low[0].first_step}{share}{same}"
+    remedies = [] if constant is None else ["check-reward"]
+    is_critical = rule != "all-groups-solved"
+    return run.finding(rule, evidence, metric=SIGNAL, steps=span(low), critical=is_critical, remedies=remedies)
+
+
+def _constant_reward(run: RunData) -> float | None:
+    """Return the reward of every episode of the run, None if they differ or are not logged."""
+    values = {value for name in ("min", "max") for value in run.series(f"critic/score/{name}").values}
+    return values.pop() if len(values) == 1 else None
 
 
 def no_learning(run: RunData, limits: Limits) -> Iterator[Finding]:
@@ -111,6 +121,9 @@ def _has_risen(score: Series) -> bool:
 
 def _causes(run: RunData) -> Iterator[tuple[str, str]]:
     """Yield likely causes that the metrics show, each with the remedy against it."""
+    constant = _constant_reward(run)
+    if constant is not None:
+        yield f"every reward is {text(constant)} (critic/score/min, critic/score/max)", "check-reward"
     rate, norm = run.series("actor/lr"), run.series("actor/grad_norm")
     signal, ratio = run.series(SIGNAL), run.series("actor/stopped_updates")
     if len(rate) and not any(rate.values):

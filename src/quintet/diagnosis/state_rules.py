@@ -37,6 +37,8 @@ def run_ended_early(run: RunData, status: RunStatus, limits: Limits) -> Iterator
         f"{status.state}{reached}: {status.message or 'without a message'}{checkpoint}{error}",
         steps=run.last_steps,
         critical=status.state != "stopped",
+        # the same command would fail again
+        remedies=["fix-error" if status.state == "failed" else "restart"],
         title=ENDED[status.state],
     )
 

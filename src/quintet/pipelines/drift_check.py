@@ -24,7 +24,7 @@ from torch import Tensor
 from quintet.algorithms.drift import MAX_GAP, Drift, measure_drift
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.rollout import RolloutConfig
+from quintet.config.native.mixed_envs import RunEnv
 from quintet.data.prompt_dataset import PromptDataset, iter_training_texts
 from quintet.envs.factory import build_env
 from quintet.errors import ConfigError, MachineError
@@ -350,12 +350,12 @@ def _template_comparison(components: Components, episodes: Sequence[Trajectory])
     if components.chat is None:
         return None
     config, chat = components.config, components.chat
-    played = {env.name: (env.rollout, build_env(env.config).instruction()) for env in config.run_envs}
+    played = {env.name: env for env in config.run_envs}
     counts: Counter[str] = Counter()
     examples: dict[str, TemplateDeviation] = {}
     reproduced = 0
     for episode in episodes:
-        dialogue, reproduced_in_episode = _rebuilt(*played[episode.env], chat, episode)
+        dialogue, reproduced_in_episode = _rebuilt(played[episode.env], chat, episode)
         reproduced += reproduced_in_episode
         for deviation in dialogue.compare().deviations:
             counts[str(deviation.kind)] += 1
@@ -365,9 +365,11 @@ def _template_comparison(components: Components, episodes: Sequence[Trajectory])
     )
 
 
-def _rebuilt(rollout: RolloutConfig, system: str, chat: ChatFormat, episode: Trajectory) -> tuple[Dialogue, int]:
+def _rebuilt(played: RunEnv, chat: ChatFormat, episode: Trajectory) -> tuple[Dialogue, int]:
     """Return the episode rebuilt from its messages, and the number of its prompts that are the same."""
-    dialogue, reproduced = Dialogue.from_config(rollout, chat, system), 0
+    env, reproduced = build_env(played.config), 0
+    start = env.reset(episode.seed)
+    dialogue = Dialogue.from_config(played.rollout, chat, env.instruction(), env.actions, start.text)
     for turn in episode.turns:
         _, new, continues = dialogue.observe(turn.observation, turn.images)
         reproduced += (new, continues) == (turn.prompt, turn.continues)

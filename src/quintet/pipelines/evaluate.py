@@ -331,7 +331,7 @@ def _load_policy(config: Experiment) -> _Policy:
         return engine
 
     images = ImagePrompts.from_model(model, config.policy.vision)
-    return _Policy(directory, tokenizer, stop_token_ids(tokenizer, model), build_engine, images)
+    return _Policy(directory, tokenizer, stop_token_ids(tokenizer, model.generation_config), build_engine, images)
 
 
 def _endpoint_policy(endpoint: EndpointSettings) -> _Policy:

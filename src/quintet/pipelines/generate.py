@@ -167,7 +167,7 @@ class _Engines:
         group, weight_sync = build_engines(config, policy, tokenizer, learners, controller)
         weight_sync.sync(0)  # merged adapters, or all weights if `load_format` is dummy
         sampling = training_sampling(config, derive_seed(config.seed, "generation"))
-        ends = stop_token_ids(tokenizer, model)
+        ends = stop_token_ids(tokenizer, model.generation_config)
         return cls(group, tokenizer, prompts, sampling, ends, config.rollout.max_response_tokens)
 
     def respond(

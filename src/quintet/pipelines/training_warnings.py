@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from textwrap import shorten
 
 from quintet.config.native.experiment import Experiment
-from quintet.records import Trajectory, Turn
+from quintet.records import Trajectory, Turn, with_opened_thought
+from quintet.rollout.chat.response_parser import ResponseFormat
 
 STEPS_WITHOUT_SIGNAL = 3
 """Consecutive steps without any difference of rewards within a group, after which a warning is due."""
@@ -49,13 +50,14 @@ class TrainingWarnings:
     def _unparsed_responses(self, trajectories: Sequence[Trajectory], metrics: Mapping[str, float]) -> str | None:
         if metrics.get("response/valid_format", 1.0) > 0:
             return None
-        turns = [turn for episode in trajectories for turn in episode.turns]
+        turns = [(turn, episode.env) for episode in trajectories for turn in episode.turns]
         if not turns:
             return None
         is_cut_off = metrics.get("response_length/clip_ratio", 0.0) > 0.5
         # the example shows the cause
-        turn = next((turn for turn in turns if turn.finish_reason.truncated is is_cut_off), turns[0])
-        cause = self._cause(turn, is_cut_off=is_cut_off)
+        shown = (each for each in turns if each[0].finish_reason.truncated is is_cut_off)
+        turn, env = next(shown, turns[0])
+        cause = self._cause(turn, env, is_cut_off=is_cut_off)
         example = shorten(repr(turn.text), SHOWN_CHARACTERS, placeholder=" …")
         if self._config.env.reads_prompts:
             problem = "no response of this step has the format that the reward checks"
@@ -63,17 +65,25 @@ class TrainingWarnings:
             problem = "no response of this step could be parsed"
         return f"{problem} (response/valid_format is 0); {cause}. A response: {example}"
 
-    def _cause(self, turn: Turn, *, is_cut_off: bool) -> str:
+    def _cause(self, turn: Turn, env: str, *, is_cut_off: bool) -> str:
         if is_cut_off:
             limit = self._config.rollout.max_response_tokens
             return f"most are cut off: increase rollout.max_response_tokens, now {limit}"
         cause = "the policy does not know the format"
-        if not self._config.env.reads_prompts and "<answer>" not in turn.text:
-            cause += ", actions between <answer> and </answer>; the instruction of the environment has to describe it"
+        if not self._config.env.reads_prompts:
+            cause += f" (of the response below: {self._problem(turn, env)})"
+        is_untold = not self._config.env.reads_prompts and self._config.rollout.format_instruction is False
+        told = "describe it in the system message (rollout.format_instruction=true), " * is_untold
         return (
-            f"{cause}: use a model that follows instructions, a warm start with demonstrations, or fine-tune it first"
-            " (quintet sft)"
+            f"{cause}: {told}use a model that follows instructions, a warm start with demonstrations, or fine-tune it"
+            " first (quintet sft)"
         )
+
+    def _problem(self, turn: Turn, env: str) -> str:
+        """Return what is wrong with the response of a turn in the env of that name."""
+        rollouts = {each.name: each.rollout for each in self._config.run_envs}
+        response_format = ResponseFormat.from_config(rollouts.get(env, self._config.rollout), turn.actions)
+        return response_format.problem(with_opened_thought(turn.text))
 
     def _equal_rewards(self, metrics: Mapping[str, float]) -> str | None:
         compares_groups = self._config.algorithm.advantage.needs_several_samples

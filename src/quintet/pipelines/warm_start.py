@@ -136,7 +136,8 @@ def demonstration_batch(demonstrations: Iterable[EnvDemonstrations], chat: ChatF
 
 
 def _as_trajectory(demonstration: Demonstration, index: int, chat: ChatFormat, env: EnvDemonstrations) -> Trajectory:
-    dialogue = Dialogue.from_config(env.rollout, chat, env.instruction)
+    start = demonstration.turns[0].observation
+    dialogue = Dialogue.from_config(env.rollout, chat, env.instruction, demonstration.actions, start)
     turns: list[Turn] = []
     for step in demonstration.turns:
         _, prompt, continues = dialogue.observe(step.observation, step.images)

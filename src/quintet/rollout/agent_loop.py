@@ -201,7 +201,9 @@ class AgentLoop(EpisodeLoop[RunningEpisode]):
         if running is None:
             return
         if isinstance(event, EpisodeStarted):
-            running.dialogue = Dialogue.from_config(running.rules.config, self.chat, event.instruction)
+            running.dialogue = Dialogue.from_config(
+                running.rules.config, self.chat, event.instruction, event.actions, event.observation.text
+            )
             running.format = self._responses.format(running.rules, event.actions)
             if running.rules.config.state_reward is not None and event.observation.relations is None:
                 self._end(running, Outcome.FAILED, NO_RELATIONS)
@@ -212,13 +214,16 @@ class AgentLoop(EpisodeLoop[RunningEpisode]):
         else:
             self._end(running, Outcome.FAILED, event.failure)
 
-    def _request_turn(self, running: RunningEpisode, observation: Observation) -> None:
-        """Queue the next turn, or end the episode if there is no room for it."""
+    def _request_turn(self, running: RunningEpisode, observation: Observation, problem: str = "") -> None:
+        """Queue the next turn, or end the episode if there is no room for it. `problem` is that of the response
+        before, which the observation states."""
         dialogue = running.dialogue
         config = running.rules.config
         limit = running.rules.limits.max_tokens
         if dialogue is None:
             raise AssertionError("a turn before its episode started")
+        running.env_observation = observation
+        observation = dialogue.with_problem(observation, problem)
         try:
             prompt, running.new_prompt, running.continues = dialogue.observe(observation.text, observation.images)
         except ValueError as error:
@@ -256,8 +261,10 @@ class AgentLoop(EpisodeLoop[RunningEpisode]):
         """Record a turn and its reward, and request the next one or end the episode."""
         if running.response is None:
             raise AssertionError("an env step before a response")
+        problem = "" if running.response.valid else self._problem(running)
         if any(step.info.get("valid_format") is False for step in steps):
             running.response = replace(running.response, parsed=replace(running.response.parsed, valid=False))
+            problem = problem or "the environment does not accept its action"
         reward, outcome = _turn_result(running.rules.config, steps, valid=running.response.valid)
         running.describe_states(steps[-1].observation if steps else running.observation)
         running.add_turn(running.response, reward, steps)
@@ -267,7 +274,16 @@ class AgentLoop(EpisodeLoop[RunningEpisode]):
         if outcome is not None:
             self._end(running, outcome)
         else:
-            self._request_turn(running, steps[-1].observation if steps else running.observation)
+            self._request_turn(running, steps[-1].observation if steps else running.env_observation, problem)
+
+    def _problem(self, running: RunningEpisode) -> str:
+        """Return what is wrong with an invalid response; empty if the policy is not told."""
+        response, dialogue = running.response, running.dialogue
+        if response is None or running.format is None or dialogue is None or not dialogue.response_form:
+            return ""
+        if response.generation.finish_reason.truncated:
+            return f"it was cut off after {len(response.generation.tokens)} tokens"
+        return running.format.problem(self.chat.response_prefix + response.text)
 
     def _abort(self, numbers: set[int]) -> list[Trajectory]:
         aborted = {number: running for number, running in self._running.items() if number in numbers}

@@ -78,6 +78,9 @@ class RunningEpisode:
     """None until the env has started."""
     format: ResponseFormat | None = None
     observation: Observation = field(default_factory=lambda: Observation(""))
+    """As the policy sees it."""
+    env_observation: Observation = field(default_factory=lambda: Observation(""))
+    """As the env sent it, without the problem of an invalid response."""
     new_prompt: tuple[int, ...] = ()
     """See `Turn.prompt`."""
     continues: bool = False

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from quintet.algorithms.kl import KlControl
 from quintet.config.native.data import RewardConfig
@@ -38,9 +39,6 @@ from quintet.runtime.learners.optimizer_schedules import OptimizerSchedules
 from quintet.runtime.learners.remote_learners import LearnerGroup
 from quintet.runtime.reward_scorer import build_reward_scorer
 from quintet.runtime.run_checkpoint import RunCheckpoint, TokenizerFiles
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,10 @@ def build_components(
     tokenizer = load_checked_tokenizer(config, policy, model.config.get_text_config().vocab_size)
     check_tokens(config, model.config.get_text_config().vocab_size)
     engines, weight_sync = build_engines(config, policy, tokenizer, learners, controller)
-    chat = None if prompts else _chat(config, tokenizer, model)
+    chat = None
+    if not prompts:
+        images = ImagePrompts.from_model(model, config.policy.vision)
+        chat = build_chat_format(config, tokenizer, stop_token_ids(tokenizer, model.generation_config), images)
     envs: AgentLoop | SingleTurnLoop
     if chat is not None:
         vector_env: VectorEnv = controller.build_env_hosts(config) or build_run_envs(config)
@@ -171,21 +172,26 @@ def _single_turn_loop(
         prompts,
         scorer,
         config,
-        stop_token_ids=stop_token_ids(tokenizer, learners.actor.model),
+        stop_token_ids=stop_token_ids(tokenizer, learners.actor.model.generation_config),
         max_failed_share=reward.max_failed_share,
     )
 
 
-def _chat(config: Experiment, tokenizer: Any, model: PreTrainedModel) -> ChatFormat:
+def build_chat_format(
+    config: Experiment, tokenizer: Any, stop_tokens: Sequence[int], images: ImagePrompts | None
+) -> ChatFormat:
+    """Build the chat format of a run; `stop_tokens` are those of the policy, see `stop_token_ids`.
+
+    Raises:
+        ConfigError: the chat template does not support multi-turn episodes.
+    """
     end_token = config.rollout.end_token
-    extra_ids = stop_token_ids(tokenizer, model) if end_token is None else (end_token,)
-    return ChatFormat.from_config(
-        config.rollout, tokenizer, extra_ids, ImagePrompts.from_model(model, config.policy.vision)
-    )
+    extra_ids = stop_tokens if end_token is None else (end_token,)
+    return ChatFormat.from_config(config.rollout, tokenizer, extra_ids, images)
 
 
-def stop_token_ids(tokenizer: Any, model: PreTrainedModel) -> tuple[int, ...]:
+def stop_token_ids(tokenizer: Any, generation_config: Any) -> tuple[int, ...]:
     """Return the tokens that end a response: the tokenizer's EOS token and those of the model's generation config."""
-    named = getattr(model.generation_config, "eos_token_id", None)
+    named = getattr(generation_config, "eos_token_id", None)
     listed = [named] if isinstance(named, int) else list(named or ())
     return tuple(dict.fromkeys([tokenizer.eos_token_id, *listed]))

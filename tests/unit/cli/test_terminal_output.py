@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quintet.cli.messages import describe_long_name
 from quintet.cli.terminal_output import visible
 
 
@@ -53,8 +54,20 @@ def test_a_name_that_is_too_long_for_a_file_is_the_users_error(tmp_path: Path) -
     command = [sys.executable, "-m", "quintet", "plan", "overrides.txt"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=100)
     assert done.returncode == 2
-    assert "the name of a file is too long" in done.stderr
+    assert f"quintet: data.train_files = {'a' * 60}… (overrides.txt:2): the name of a file is too long" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_name_that_is_too_long_is_found_on_the_command_line_and_below_a_section(tmp_path: Path) -> None:
+    name = "b" * 300
+    (tmp_path / "run.yaml").write_text(f"data:\n  train_files: [{name}]\n")
+    arguments = ["plan", str(tmp_path / "run.yaml"), f"policy.path=models/{'c' * 300}"]
+    assert describe_long_name(f"/home/models/{'c' * 300}/config.json", arguments).startswith(
+        "policy.path = /home/models"
+    )
+    assert "(command line)" in describe_long_name(f"models/{'c' * 300}", arguments)
+    assert f"train_files = {'b' * 60}… ({tmp_path / 'run.yaml'}:2): the" in describe_long_name(name, arguments)
+    assert describe_long_name("d" * 300, arguments).startswith("ddd")
 
 
 def _read(descriptor: int) -> bytes:

@@ -373,3 +373,14 @@ def test_metrics_of_another_version_are_read() -> None:
     metrics = [row | {"timing_s/former_phase": float(row["step"])} for row in rows()]
     (finding,) = findings_of("phase-grows", metrics)
     assert finding.metric == "timing_s/former_phase"
+
+
+def test_a_reward_function_that_gives_every_response_the_same_is_named_first() -> None:
+    same = {f"critic__score__{part}": flat(0.5) for part in ("mean", "min", "max")}
+    broken = changed(unsolved(rows()), **same, training__groups_with_signal=flat(0.0))
+    for rule in ("no-learning", "no-group-solved"):
+        (finding,) = findings_of(rule, broken)
+        assert "every reward" in finding.evidence
+        assert finding.suggestions[0].startswith("check the reward function: it gives every response the same reward")
+    varied = changed(broken, critic__score__max=late(0.5, 0.6))
+    assert all("every reward" not in finding.evidence for finding in diagnose_metrics(varied))

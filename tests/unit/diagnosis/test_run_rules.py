@@ -18,7 +18,7 @@ from quintet.config.dialects.composition.foreign_config import config_from_tree
 from quintet.config.dialects.loader import convert
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.yaml_writer import dump_config
-from quintet.diagnosis.diagnose import EPISODE_RULES, STATE_RULES, diagnose_run, rule_name
+from quintet.diagnosis.diagnose import EPISODE_RULES, STATE_RULES, diagnose_run, read_coverage, rule_name
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import rule_specs
 from quintet.diagnosis.trajectory_rules import is_degenerate
@@ -164,6 +164,18 @@ def test_a_run_that_ended_early_is_reported_with_its_error(
     assert finding.title.startswith(title)
     assert f"{outcome} after 12 of 100 steps: CUDA out of memory; there is no checkpoint" in finding.evidence
     assert "rank_1.log: RuntimeError: NCCL timeout" in finding.evidence
+    advice = (
+        "remove the cause of the error first" if outcome == "failed" else "continue the run from its last checkpoint"
+    )
+    assert str(finding.suggestions[0]).startswith(advice)
+
+
+def test_the_verdict_counts_the_steps_of_the_last_stage(tmp_path: Path) -> None:
+    run = make_run(tmp_path)
+    run.warm_start.write_text("".join(json.dumps(row) + "\n" for row in healthy_rows(32)))
+    assert read_coverage(tmp_path).steps == 32
+    run.metrics.write_text("".join(json.dumps(row) + "\n" for row in healthy_rows(12)))
+    assert read_coverage(tmp_path).steps == 12
 
 
 def test_a_run_that_hangs_is_reported(tmp_path: Path) -> None:

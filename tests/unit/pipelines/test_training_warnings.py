@@ -66,8 +66,28 @@ def test_the_example_of_unparsed_responses_shows_their_cause() -> None:
 
     assert warning(0.9, complete, cut_off).endswith("A response: 'I think that'")
     assert warning(0.1, cut_off, complete).endswith("A response: 'north'")
-    assert "actions between <answer> and </answer>" in warning(0.1, complete)
-    assert "</answer>" not in warning(0.1, episode("<answer> fly"))[:-40]
+    assert "of the response below: it has no <answer>…</answer>" in warning(0.1, complete)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("<think>a</think><answer>fly</answer>", "'fly' is none of the actions"),
+        ("so</think><answer>fly</answer>", "'fly' is none of the actions"),
+        ("<answer>Up</answer>", "it has no <think>…</think> before <answer>"),
+    ],
+)
+def test_the_warning_of_unparsed_responses_names_the_cause_of_the_one_that_it_quotes(text: str, problem: str) -> None:
+    metrics = HEALTHY | {"response/valid_format": 0.0}
+    (warning,) = TrainingWarnings(Experiment()).check([episode(text)], metrics)
+    assert f"(of the response below: {problem}): use a model" in warning
+    assert "format_instruction" not in warning
+
+
+def test_the_warning_names_the_setting_that_hides_the_form() -> None:
+    config = load_experiment(None, ["rollout.format_instruction=false"]).experiment
+    (warning,) = log_steps(TrainingWarnings(config), **{"response/valid_format": 0.0})
+    assert "describe it in the system message (rollout.format_instruction=true), use a model" in warning
 
 
 def test_a_prompt_is_not_parsed_but_has_no_format() -> None:

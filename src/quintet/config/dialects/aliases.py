@@ -16,7 +16,8 @@ from quintet.errors import ConfigError
 def resolve_aliases(
     config: ForeignConfig, specs: Mapping[str, KeySpec], shared_sections: Mapping[str, str] | None = None
 ) -> tuple[ForeignConfig, tuple[str, ...]]:
-    """Replace aliases by the documented names of their keys; return a remark for each, too.
+    """Replace aliases by the documented names of their keys; return a remark for each that is not the framework's own
+    name, `KeySpec.wins`.
 
     A name on the command line counts rather than one in a file. A name with the default of the key, as in a framework's
     own file of all keys, does not contradict another name. Of two other values, that under `KeySpec.wins` counts.
@@ -44,7 +45,8 @@ def resolve_aliases(
                 written[documented] = written.pop(key, key)
             for section in sections_around(spec.key):
                 sources.setdefault(section, source)
-            remarks.append(f"{alias} ({source}) is read as {spec.key}")
+            if alias != spec.wins:
+                remarks.append(f"{alias} ({source}) is read as {spec.key}")
         _drop_unset(config, spec, sources)
     _delete_empty_sections(config.sources, sources)
     return replace(config, sources=sources, aliases=written), tuple(remarks)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from quintet.config.composed import ComposedConfig
+from quintet.config.composed import IN_NATIVE_FORMAT, ComposedConfig
 from quintet.config.dotted import flatten
 from quintet.config.schema import format_value
 from quintet.errors import ConfigError
@@ -30,7 +30,7 @@ def to_overrides(composed: ComposedConfig, changes: Changes) -> list[str]:
     words = [assignment(*change) for change in changes.items()]
     together = composed.translate_hint(" ".join(words)) if words else None
     texts = map(composed.translate_hint, words) if together is None else [together]
-    return _merge([match for text in texts for match in ASSIGNMENT.findall(text or "")])
+    return merge_overrides([match for text in texts for match in ASSIGNMENT.findall(text or "")])
 
 
 def read_back(user: ComposedConfig, overrides: Sequence[str], reload: Reload) -> tuple[Sequence[str], ComposedConfig]:
@@ -43,21 +43,22 @@ def read_back(user: ComposedConfig, overrides: Sequence[str], reload: Reload) ->
     try:
         composed = reload(overrides)
     except ConfigError as error:
-        if not (remedies := _remedies(error)):
+        if not (remedies := remedies_of(str(error))):
             raise
-        overrides = _merge([*overrides, *remedies])
+        overrides = merge_overrides([*overrides, *remedies])
         composed = reload(overrides)
     if changed := _changed_results(user, composed):
-        overrides = _merge([*overrides, *to_overrides(composed, changed)])
+        overrides = merge_overrides([*overrides, *to_overrides(composed, changed)])
         composed = reload(overrides)
         for key, value in _changed_results(user, composed).items():
             raise ConfigError(f"{key} would no longer be {format_value(value)}", key=key, value=value)
     return overrides, composed
 
 
-def _remedies(error: ConfigError) -> list[str]:
-    """Return the overrides that the first alternative of each hint proposes."""
-    hints = (line for line in str(error).splitlines() if line.startswith("  "))
+def remedies_of(message: str) -> list[str]:
+    """Return the overrides that the first alternative of each hint in a message proposes."""
+    lines = (line for line in message.splitlines() if line.startswith("  "))
+    hints = (line for line in lines if not line.lstrip().startswith(IN_NATIVE_FORMAT))
     return [word for hint in hints for word in ASSIGNMENT.findall(hint.split(", or ")[0])]
 
 
@@ -71,6 +72,6 @@ def _changed_results(user: ComposedConfig, composed: ComposedConfig) -> Changes:
     }
 
 
-def _merge(overrides: Sequence[str]) -> list[str]:
+def merge_overrides(overrides: Sequence[str]) -> list[str]:
     """Return the last override of each key."""
     return list({word.partition("=")[0]: word for word in overrides}.values())

@@ -164,6 +164,10 @@ class RolloutConfig(Section):
     """Required form of a response. `whole`: thoughts and answer only. `strict`: the same with `thoughts`, too, which
     otherwise count wherever they are. `anywhere`: the first place with thoughts followed by an answer counts. `answer`:
     the first answer counts. An answer in a closed thought never does."""
+    format_instruction: bool | None = None
+    """The system message describes the form of responses and the actions, and so does the observation after an invalid
+    response. null leaves it out where the env's system message or first observation has `<answer>`, and for policies
+    whose vocabulary has it, as that of the presets. `thoughts` are always described."""
     ignore_case: bool = True
     """Ignore the case of action names."""
     numbered_actions: bool = False

@@ -42,6 +42,10 @@ class TorchProfilerConfig(Section):
     warmup: bool = True
     """Run the profiler in the step before as well and discard what it recorded: its first step is slower."""
 
+    def conflicts(self) -> Iterator[tuple[str, ...]]:
+        if not self.activities:
+            yield "nothing is recorded with an empty list", "activities=[cpu]"
+
 
 class ProfileConfig(Section):
     """Profiles of training steps, one file per step and rank."""

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from quintet.config.native.rollout import RolloutConfig
-from quintet.records import ImageInput
+from quintet.records import ImageInput, Observation
 from quintet.rollout.chat.image_prompts import ImagePrompts, is_marker, place_images, split_at_markers
+from quintet.rollout.chat.response_instruction import response_instruction, states_form
 from quintet.rollout.chat.template_analysis import Renderer, TemplateParts, TemplateReport, analyze_template
 from quintet.rollout.chat.template_comparison import DialogueComparison, ResponseText, compare
-from quintet.rollout.chat.thought_sections import format_instruction
 from quintet.rollout.chat.tokens import MessageFrame, TextEncoder
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ class ChatFormat:
         self._tokenizer = tokenizer
         self._render = Renderer(tokenizer, template, thinking=thinking)
         special_tokens, added_tokens = special_and_added_tokens(tokenizer)
+        self.has_answer_token = "<answer>" in added_tokens
+        """Whether the vocabulary was made for responses with `<answer>`, as that of a preset is."""
         eos = () if tokenizer.eos_token_id is None else (tokenizer.eos_token_id,)
         stop_tokens = tokenizer.convert_ids_to_tokens([*eos, *extra_stop_token_ids])
         parts = analyze_template(self._render, special_tokens, added_tokens, stop_tokens)
@@ -199,9 +202,11 @@ class Dialogue:
         *,
         max_start: int | None = None,
         max_observation: int | None = None,
+        response_form: str = "",
     ) -> None:
         """`max_observation` limits the tokens of an observation, whose end is cut off; `max_start` those of the first
-        prompt, whose beginning is cut off."""
+        prompt, whose beginning is cut off; `response_form` is what the policy is told after an invalid response."""
+        self.response_form = response_form
         self._chat = chat
         self._max_start = max_start
         self._max_observation = max_observation
@@ -215,17 +220,24 @@ class Dialogue:
         self._changes: list[PromptChange] = []
 
     @classmethod
-    def from_config(cls, config: RolloutConfig, chat: ChatFormat, system: str) -> Dialogue:
-        """Start a dialogue with the limits of the configuration. If it demands sections of thoughts, the system message
-        describes them."""
-        if config.thoughts is not None and config.think:
-            system = f"{system}\n{format_instruction(config.thoughts, config.action_separator)}"
+    def from_config(
+        cls, config: RolloutConfig, chat: ChatFormat, system: str, actions: Sequence[str] = (), observation: str = ""
+    ) -> Dialogue:
+        """Start a dialogue with the limits of the configuration. The system message describes the form of responses as
+        `rollout.format_instruction` says; `actions` and `observation` are those at the start of the episode."""
+        form, is_told = response_instruction(config, actions, f"{system}\n{observation}"), config.format_instruction
+        is_stated = is_told is None and states_form(system, observation)
+        is_told = not chat.has_answer_token if is_told is None else is_told
+        demands_sections = config.thoughts is not None and config.think
+        if demands_sections or (is_told and not is_stated):
+            system = "\n".join(filter(None, (system, form)))
         return cls(
             chat,
             system,
             config.window_size,
             max_start=config.max_start_tokens,
             max_observation=config.max_observation_tokens,
+            response_form=form if is_told else "",
         )
 
     @property
@@ -265,6 +277,14 @@ class Dialogue:
             self._changes.append(PromptChange.WINDOW)
         self._prompt = self._build_prompt(oldest)
         return self._prompt, self._prompt, False
+
+    def with_problem(self, observation: Observation, problem: str) -> Observation:
+        """Return an observation that states the problem of the last response and the expected form, unless there is
+        none, or the env states the form itself."""
+        if not problem or not self.response_form or states_form(observation.text):
+            return observation
+        text = f"Your last response was invalid: {problem}. {self.response_form}\n{observation.text}"
+        return replace(observation, text=text)
 
     def add_response(self, tokens: tuple[int, ...]) -> None:
         """Add the policy's response as sampled."""

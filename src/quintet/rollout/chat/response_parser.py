@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import shorten
 from typing import Literal, Self
 
 from quintet.config.native.rollout import RolloutConfig, Thoughts
@@ -12,6 +13,7 @@ from quintet.envs.env import NUMBER, TEXT
 from quintet.rollout.chat.thought_sections import format_response, response_pattern
 
 Form = Literal["whole", "anywhere", "answer", "strict"]
+SHOWN_CHARACTERS = 40
 _ANSWER = r"<answer>(?P<answer>(?:(?!</?answer>).)*)</answer>"
 _THOUGHT = r"<think>(?:(?!</?think>).)*</think>\s*"
 _CLOSED_THOUGHTS = re.compile(r"\A(?:(?!<think>).)*?</think>|<think>.*?</think>", re.DOTALL)
@@ -56,7 +58,7 @@ class ResponseFormat:
         self._legal = {self._fold(name): name for name in names}
         self._templates = _action_templates(actions, ignore_case=ignore_case)
         self._is_free_text = actions == (TEXT,) and max_actions == 1
-        self._element = _element_pattern(actions)
+        self._element = element_pattern(actions)
         self._think = think
         self._separator = separator
         self._max_actions = max_actions
@@ -116,6 +118,20 @@ class ResponseFormat:
         valid = follows_format and len(elements) == len(matches)
         return ParsedResponse(tuple(elements[: self._max_actions]) or ("",), valid=valid)
 
+    def problem(self, text: str) -> str:
+        """Return in words why `parse` calls a response invalid."""
+        match, _ = self._match(text)
+        if "</answer>" not in _CLOSED_THOUGHTS.sub("", text):
+            return "it has no <answer>…</answer>"
+        if match is None and self._has_thought and "</think>" not in text:
+            return "it has no <think>…</think> before <answer>"
+        parts = [] if match is None or self._is_free_text else match["answer"].split(self._separator)
+        actions = [part.strip() for part in parts if part.strip() or len(parts) == 1]
+        unknown = [action for action in actions if self._element is None and self._action(action) is None]
+        if unknown:
+            return f"{shorten(repr(unknown[0]), SHOWN_CHARACTERS, placeholder=' …')} is none of the actions"
+        return "it has other parts, or text around them"
+
     def format(self, thought: str, actions: tuple[str, ...], *, observation: str = "", prediction: str = "") -> str:
         """Format a response that `parse` understands; parts of the thoughts that the format lacks are omitted."""
         answer = f" {self._separator} ".join(actions)
@@ -155,7 +171,7 @@ class ResponseFormat:
         return action if name is None or self._legal.get(self._fold(name.strip())) == action else None
 
 
-def _element_pattern(actions: tuple[str, ...]) -> re.Pattern[str] | None:
+def element_pattern(actions: Sequence[str]) -> re.Pattern[str] | None:
     """Return the pattern of an env's only action if it is an element; see `Env.actions`."""
     match = _ELEMENT.fullmatch(actions[0]) if len(actions) == 1 else None
     return None if match is None else re.compile(f"{match[1]}.*?{match[2]}", re.DOTALL)

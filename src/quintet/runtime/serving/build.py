@@ -73,7 +73,10 @@ def build_request_handler(
     tokenizer = load_policy_tokenizer(config.policy, policy)
     if (text := chat_template(template).text) is not None:
         tokenizer.chat_template = text
-    vocab_size, stop_tokens = int(model.get_input_embeddings().num_embeddings), stop_token_ids(tokenizer, model)
+    vocab_size, stop_tokens = (
+        int(model.get_input_embeddings().num_embeddings),
+        stop_token_ids(tokenizer, model.generation_config),
+    )
     setup = engine_setup(
         config,
         policy,

@@ -644,3 +644,11 @@ def test_prompts_of_a_generation_fill_a_step_or_a_round_of_dynamic_sampling(tmp_
     assert (config.training.groups_per_step, config.training.mini_batches) == (1536, 48)
     uneven = converted(tmp_path, "verl", changed({}, keys | {"data.gen_batch_size": 1000}))
     assert [problem.key for problem in uneven.unsupported] == ["data.gen_batch_size"]
+
+
+def test_verls_own_name_of_the_number_of_steps_gets_no_remark(tmp_path: Path) -> None:
+    found = converted(tmp_path, "verl", changed(PPO, {"trainer.total_training_steps": 7}))
+    assert natively(found, "training.steps") == 7
+    assert not [remark for remark in found.composed.remarks if "is read as" in remark]
+    other = converted(tmp_path, "verl", changed(PPO, {f"{OPTIM}.lr_scheduler_type": "cosine"}))
+    assert [remark for remark in other.composed.remarks if "is read as" in remark]

@@ -311,6 +311,13 @@ def test_bodies_that_arent_json_objects_are_refused(client: Client, body: bytes)
     assert client.refused(COMPLETE, body)[0] == 400
 
 
+def test_the_message_of_a_field_that_is_not_supported_says_so_once(client: Client) -> None:
+    body = {"prompt": "a", "logit_bias": {"5": 1}}
+    _, error = client.refused(COMPLETE, json.dumps(body).encode())[:2]
+    assert str(error).count("not supported") == 1
+    assert "leave it out" in str(error)
+
+
 def test_neutral_values_of_fields_that_arent_done_pass(client: Client) -> None:
     neutral = {"frequency_penalty": 0, "presence_penalty": 0.0, "logit_bias": {}, "top_logprobs": 0, "store": False}
     response = client.ask(CHAT, {"messages": HELLO, "max_tokens": 1, "stop": None, "user": "me", **neutral})
