@@ -232,7 +232,7 @@ def _turns_to_native(values: ForeignValues, train_tags: list[Tag], native: Nativ
     native.set("rollout.max_actions_per_turn", first[ACTIONS] or 1, first.key(ACTIONS))
     if first[ACTIONS] and values[SEPARATOR]:
         native.set("rollout.action_separator", values[SEPARATOR], SEPARATOR)
-    native.set_constants({"rollout.format_reward": 0.0, "rollout.format_instruction": False})
+    native.set_constants({"rollout.format_reward": 0.0})
     tokens = first.key("env_config.special_token_list")
     native.set("rollout.strip_special_tokens", bool(first["env_config.special_token_list"]), tokens)
     by_turn = first.window is not None or native.get("algorithm.advantage.name") == "step_reinforce"

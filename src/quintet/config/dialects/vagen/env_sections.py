@@ -180,7 +180,7 @@ def envs_to_native(values: ForeignValues, native: NativeBuilder) -> None:
         native.set(f"envs.{name}.validation_episodes", test_size, section.key("test_size"))
     episodes = sum(section["test_size"] for section in sections)
     native.set("validation.episodes", episodes, *(section.key("test_size") for section in sections))
-    native.set_constants({"rollout.strip_special_tokens": True, "rollout.format_instruction": False})
+    native.set_constants({"rollout.strip_special_tokens": True})
 
 
 def _remarks_of_options(section: EnvSection) -> Iterator[str]:
