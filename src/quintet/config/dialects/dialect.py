@@ -94,8 +94,10 @@ class Dialect:
     implied: tuple[Mapping[str, Any], ...] = ()
     """Rules for keys that releases lack: `defaults` apply up to the release `until`, unless a key has its value in
     `unless`. Of a checkout whose `code` is known, they apply if it `has` a pattern and `lacks` a text."""
-    code_files: tuple[str, ...] = ()
-    """Modules of the framework with the defaults of its files."""
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """Dataclasses with the defaults of the framework's configurations, by the names of these."""
+    class_files: tuple[str, ...] = ()
+    """Patterns of the modules of the framework with these classes."""
     planned_for_forks: Mapping[str, Any] = field(default_factory=dict)
     """Values with which a run is planned in place of one that only a fork has, where it is not the default."""
     release: ChosenRelease | None = None

@@ -14,6 +14,7 @@ from quintet.config.dialects.composition.plain_composition import HYDRA
 from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.dialect import Dialect, UnknownKeyPolicy
 from quintet.config.dialects.passthrough import engine_argument
+from quintet.config.dialects.release_tables import stored_name
 from quintet.config.dialects.releases import documented_names
 from quintet.config.dialects.typos import closest_keys, is_misspelt, is_typo, slip_of
 from quintet.config.dialects.value_types import SECTION
@@ -75,7 +76,7 @@ def unknown_keys(
     names = _Names(values, frozenset() if framework is None else framework.known_keys())
     keys = [key for key in values.merged.leaves() if key not in RUN_KEYS and not names.are_documented(key)]
     of_other_runs = documented_names(framework) if framework is not None and keys else frozenset()
-    of_trainer = written.trainer_keys() if written is not None and keys else {}
+    of_trainer = {**written.trainer_keys(), **dict(_class_keys(keys, values))} if written is not None and keys else {}
     appended = () if written is None else written.appended
 
     def describe(key: str) -> UnknownKey:
@@ -91,6 +92,15 @@ def unknown_keys(
     # with the defaults of its own file, a fork does what its authors call its framework
     by_default = frozenset() if written is None else written.evidence.trainer_file_keys
     return [key for key in map(describe, keys) if not (key.reason is UnknownReason.FORK and key.key in by_default)]
+
+
+def _class_keys(keys: Iterable[str], values: ForeignValues) -> Iterator[tuple[str, str]]:
+    """Yield those keys that the classes of a configuration have in the checkout, with where they are."""
+    release = values.dialect.release
+    if release is not None and release.is_of_checkout:
+        yield from (
+            (key, "its configuration classes") for key in keys if stored_name(release.table, key) in release.table
+        )
 
 
 @dataclass(frozen=True)
