@@ -164,7 +164,8 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     if release is not None:
         narrowed = narrowed.of_release(release)
         config = config.without_defaults(release.table, narrowed.specs(), narrowed.run_defaults)
-    renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
+    of_release = () if release is None else release.table
+    renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections, of_release)
     remarks += newer_remarks
     read_as: dict[str, tuple[str, ...]] = {}
     for key, (_, origin) in newer.items():

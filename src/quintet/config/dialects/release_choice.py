@@ -66,7 +66,7 @@ def choose_release(
         ConfigError: the named release is not recorded.
     """
     tables = load_release_tables(dialect.name)
-    configurations = () if tables is None else dialect.configurations_of(tree)
+    configurations = () if tables is None else dialect.configurations_of(tree, evidence.module)
     if tables is None or not configurations:
         if evidence.named is not None:
             message = f"--release {evidence.named}: no releases of this kind of run of {dialect.name} are recorded"
