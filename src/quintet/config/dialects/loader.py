@@ -129,6 +129,7 @@ def convert(
         raise_problems(foreign_problems(error, native))
         raise
     remarks = (
+        *_misfit_remarks(config),
         *alias_remarks,
         *keys.remarks(),
         *ineffective_keys(values),
@@ -185,6 +186,12 @@ def _describe_newer_values(config: ForeignConfig, newer: Mapping[str, tuple[Any,
         read = (key if "${" in str(value) else f"{key} = {format_value(value)}" for key, value in values.items())
         setting = describe_setting(origin, get_value(config.plain(), origin), config.sources[origin])
         yield f"{setting} is read as {' and '.join(read)}"
+
+
+def _misfit_remarks(config: ForeignConfig) -> Iterator[str]:
+    if config.misfits:
+        problem = "Hydra refuses to set keys that the trainer's file in the checkout lacks, or to add those that it has"
+        yield f"{problem}: {', '.join(config.misfits)}; `++` in front of them does both"
 
 
 def _to_native(values: ForeignValues) -> NativeBuilder:

@@ -60,6 +60,28 @@ def test_a_script_in_a_checkout_has_other_defaults_than_the_checkout(checkout: P
     assert values.dialect.release.name == "0.4.0"
 
 
+@pytest.mark.parametrize(
+    ("words", "misfits"),
+    [
+        ("actor_rollout_ref.rollout.calculate_log_probs=True", "actor_rollout_ref.rollout.calculate_log_probs"),
+        ("+trainer.test_freq=5", "trainer.test_freq"),
+        ("+actor_rollout_ref.rollout.calculate_log_probs=True trainer.test_freq=5 ++trainer.save_freq=5", None),
+        ("+data.mine=1 data.mine=2", None),
+        ("", None),
+    ],
+)
+def test_a_script_that_hydra_refuses_in_its_checkout_plans_without_a_word(
+    checkout: Path, words: str, misfits: str | None
+) -> None:
+    """The trainer that its author ran has another file; 0.4.0 has `test_freq`, and no `calculate_log_probs`."""
+    found = script(checkout, words)
+    for is_in_checkout in (True, False):
+        config = compose_config(found.config, found.words, found.places, is_frameworks_file=is_in_checkout)
+        told = [each for each in convert(config, DIALECTS["verl"]).composed.remarks if "Hydra refuses" in each]
+        assert len(told) == int(is_in_checkout and misfits is not None)
+        assert all(f"{misfits} (" in each and "run.sh:1" in each for each in told)
+
+
 def test_a_script_in_a_checkout_of_vagen_has_other_limits_than_the_checkout(tmp_path: Path) -> None:
     """`vagen/trainer/main_ppo.py` of 25.6.28 has `config_path='config', config_name='ppo_trainer'`."""
     directory = tmp_path / "fork/vagen/trainer"
