@@ -210,7 +210,7 @@ class SortedKeys:
     """The unknown keys of a configuration by what is done with them."""
 
     waiting: Mapping[str, ConfigProblem]
-    """Problems of keys that wait for a missing capability, or for the code of a fork."""
+    """Problems of keys that wait for a missing capability, for the code of a fork, or for a key to be documented."""
     left_out: tuple[UnknownKey, ...]
     refused: tuple[UnknownKey, ...]
     of_fork: tuple[UnknownKey, ...]
@@ -237,6 +237,11 @@ def sort_keys(values: ForeignValues, unknown: Iterable[UnknownKey], policy: Unkn
             waiting[key.key] = ConfigProblem(key.key, values[key.key], key.source, message, capability=capability)
         elif capability is not None or policy == "warn" or (key.is_of_fork and _changes_nothing(key, values, policy)):
             left_out.append(key)
+        elif key.reason is UnknownReason.UNDOCUMENTED:
+            if _is_default(key, values):
+                left_out.append(key)
+            else:
+                waiting[key.key] = _undocumented_problem(values, key)
         elif key.is_of_fork:
             of_fork.append(key)
             waiting[key.key] = _fork_problem(values, key)
@@ -258,6 +263,19 @@ def _changes_nothing(key: UnknownKey, values: ForeignValues, policy: UnknownKeyP
     value = values[key.key]
     is_off = any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in TURNED_OFF)
     return is_off or (policy == "ignore-fork" and not _decides(key))
+
+
+def _is_default(key: UnknownKey, values: ForeignValues) -> bool:
+    """Return whether a key has the value that its release gives it, or null."""
+    value, release = values[key.key], values.dialect.release
+    return value is None or (release is not None and release.table.get(stored_name(release.table, key.key)) == value)
+
+
+def _undocumented_problem(values: ForeignValues, key: UnknownKey) -> ConfigProblem:
+    """Return the problem of a key of the framework whose effect is not known here."""
+    message = f"{values.describe(key.key)} waits: key of {key.framework} that its reference does not document"
+    hint = f"without it: ~{key.key} (it may decide what is trained)"
+    return ConfigProblem(key.key, values[key.key], key.source, message, hint, capability=Capability.FURTHER_KEYS)
 
 
 def _decides(key: UnknownKey) -> bool:

@@ -93,13 +93,17 @@ def test_a_script_in_a_checkout_of_vagen_has_other_limits_than_the_checkout(tmp_
     (directory / "config/ppo_trainer.yaml").write_text(yaml.safe_dump(unflatten(table)))
     path = tmp_path / "fork/scripts/run.sh"
     path.parent.mkdir()
-    path.write_text("python3 -m vagen.trainer.main_ppo env1.env_name=sokoban data.max_response_length=300\n")
+    (path.parent / "env_config.yaml").write_text("env1: {env_name: sokoban, train_size: 256, test_size: 8}\n")
+    dataset = "python -m vagen.env.create_dataset --yaml_path env_config.yaml\n"
+    path.write_text(f"{dataset}python3 -m vagen.trainer.main_ppo data.max_response_length=300\n")
     found = read_run_script(path)
     config = compose_config(found.config, found.words, found.places, is_frameworks_file=found.is_frameworks_file)
     values = merge_with_reference(config, DIALECTS["vagen"])[0]
     limits = ("rollout_manager.max_turns", "data.max_response_length", "data.max_trajectory_length")
     assert [values[key] for key in limits] == [7, 300, 3072]
     assert values.source("rollout_manager.max_turns").partition(":")[0].endswith("ppo_trainer.yaml")
+    assert values["env1.env_name"] == "sokoban"
+    assert config.misfits == ()  # the trainer reads the environments from another file
 
 
 def test_a_script_that_is_started_in_a_checkout_has_other_defaults(

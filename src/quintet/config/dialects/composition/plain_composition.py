@@ -71,7 +71,7 @@ def set_keys(config: DictConfig, overrides: Sequence[ParsedOverride]) -> tuple[s
 
 def _is_misfit(config: DictConfig, override: ParsedOverride) -> bool:
     """Whether an override of a script sets a key that is not there, or adds one that has a value."""
-    if override.source == COMMAND_LINE:
+    if override.source == COMMAND_LINE or re.search(r"\.ya?ml:", override.source):
         return False
     section: Any = config
     *sections, last = override.key.split(".")
