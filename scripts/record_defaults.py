@@ -159,7 +159,7 @@ def record(framework: str, checkout: str, base: str) -> dict[str, Any]:
                 dialect = DIALECTS[framework]
                 classes = class_tables(directory, dialect.class_files, dialect.classes)
                 found = classes.items() if dialect.classes else file_tables(framework)
-                tables |= {(entry, release.name): table for entry, table in found}
+                tables |= {(entry, release.name): dict(table) for entry, table in found}
         for module in release_modules(framework, checkout, release.commit):
             modules.setdefault(module, []).append(release.name)
     return {"modules": dict(sorted(modules.items())), "tables": differences(tables)}

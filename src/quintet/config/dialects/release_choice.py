@@ -49,7 +49,7 @@ class _Candidate:
     def agreement(self, table: Table) -> int:
         """Return the number of keys with equal values in another table, less those that only one of the two has."""
         equal = sum(key in self.table and self.table[key] == value for key, value in table.items())
-        return equal - len(self.table.keys() ^ table.keys())
+        return equal - len({*self.table} ^ {*table})
 
     def is_copied(self, values: Mapping[str, Any]) -> bool:
         return sum(key in values for key in self.table) >= MIN_COPIED_SHARE * len(self.table)

@@ -28,8 +28,9 @@ def spec_of_release(spec: KeySpec, table: Table, documented: Mapping[str, str]) 
 
 def newest_defaults(spec: KeySpec, framework: str) -> Iterator[tuple[str, Any]]:
     """Yield the default of a key in the newest release of each configuration of its framework that has the key."""
-    tables = load_release_tables(framework)
-    for configuration, releases in {} if tables is None else tables.recorded.items():
+    if (tables := load_release_tables(framework)) is None:
+        return
+    for configuration, releases in tables.recorded.items():
         for release in releases:
             if defaults := [*_defaults(spec, tables.table(configuration, release), {})]:
                 yield f"{configuration} of {framework} {release}", defaults[0]
