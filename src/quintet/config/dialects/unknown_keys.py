@@ -78,10 +78,11 @@ def unknown_keys(
     of_other_runs = documented_names(framework) if framework is not None and keys else frozenset()
     of_trainer = {**written.trainer_keys(), **dict(_class_keys(keys, values))} if written is not None and keys else {}
     appended = () if written is None else written.appended
+    dialect, waits_for = values.dialect, values.dialect.waits_for
 
     def describe(key: str) -> UnknownKey:
         reason, suggestion = UnknownReason.FORK, None
-        if key in of_other_runs and key not in of_trainer:
+        if key in of_other_runs and (key not in of_trainer or waits_for(dialect, values.__getitem__, key)):
             reason, suggestion = UnknownReason.OTHER_RUNS, names.beside(key)
         elif names.are_known(key):
             reason = UnknownReason.UNDOCUMENTED
@@ -91,7 +92,8 @@ def unknown_keys(
 
     # with the defaults of its own file, a fork does what its authors call its framework
     by_default = frozenset() if written is None else written.evidence.trainer_file_keys
-    return [key for key in map(describe, keys) if not (key.reason is UnknownReason.FORK and key.key in by_default)]
+    of_file = (UnknownReason.FORK, UnknownReason.UNDOCUMENTED)
+    return [key for key in map(describe, keys) if not (key.reason in of_file and key.key in by_default)]
 
 
 def _class_keys(keys: Iterable[str], values: ForeignValues) -> Iterator[tuple[str, str]]:

@@ -317,3 +317,18 @@ def test_a_logger_of_a_fork_is_refused_or_takes_the_others_along(tmp_path: Path)
     waits = {each.key: each.message for each in found.unsupported if "waits: value of this fork" in each.message}
     assert 'planned as ["console"]' in waits["trainer.logger"]
     assert "trainer.logger" in refusal(script(tmp_path, "trainer.logger=[console,bord]"))
+
+
+def test_a_key_of_another_run_in_a_trainers_own_file_is_called_one_of_a_fork(tmp_path: Path) -> None:
+    """RLinf's `examples/reward/train_reward_model.py` has a file of its own, whose run waits as a whole."""
+    program = '@hydra.main(config_path="config", config_name="reward_training")\ndef main(cfg): ...\n'
+    (tmp_path / "train_reward_model.py").write_text(program)
+    path = tmp_path / "config/reward_training.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        "cluster: {num_nodes: 1, component_placement: {actor: 0-0}}\nrunner: {task_type: sft}\n"
+        "actor: {enable_offload: false, training_backend: fsdp, fsdp_config: {strategy: fsdp}}\n"
+    )
+    waits = [each.message for each in inspect_config(str(path), [], None, "refuse").unsupported]
+    assert any("actor.fsdp_config.strategy" in each and "RLinf's supervised runs" in each for each in waits)
+    assert not any("this fork" in each for each in waits)
