@@ -79,9 +79,13 @@ def overlong_run(tmp_path: Path, module: str) -> InspectedConfig:
     return inspect_config(str(path), [], None, "refuse")
 
 
-def test_a_penalty_is_planned_that_dapos_recipe_does_not_read(tmp_path: Path) -> None:
-    """`main_dapo` of 0.4 to 0.7 hands `reward_model.overlong_buffer` of its file to the reward manager."""
-    recipe = overlong_run(tmp_path, "recipe.dapo.main_dapo")
+@pytest.mark.parametrize("module", ["recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo"])
+def test_a_penalty_is_planned_that_dapos_recipe_does_not_read(tmp_path: Path, module: str) -> None:
+    """`main_dapo` of 0.4 to 0.7 hands `reward_model.overlong_buffer` of its file to the reward manager.
+
+    In April 2025 it was in `recipe/dapo/src`.
+    """
+    recipe = overlong_run(tmp_path, module)
     reward = recipe.composed.experiment.reward
     assert reward is None or reward.overlong is None
     states = {each.setting.name: each for each in key_states(recipe.runnable, recipe.unsupported)}
