@@ -117,3 +117,4 @@ def test_a_script_with_an_undocumented_key_of_the_framework_is_refused_by_plan(
     if waits:
         with pytest.raises(ConfigError, match=f"without it: ~{key}"):
             load_config(str(path), [], None, "refuse")
+        assert key not in {each.key for each in inspect_config(str(path), [f"~{key}"], None, "refuse").unsupported}
