@@ -48,7 +48,7 @@ class _Candidate:
 
     def agreement(self, table: Table) -> int:
         """Return the number of keys with equal values in another table, less those that only one of the two has."""
-        equal = sum(key in self.table and self.table[key] == value for key, value in table.items())
+        equal = sum(1 for key, value in table.items() if key in self.table and self.table[key] == value)
         return equal - len({*self.table} ^ {*table})
 
     def is_copied(self, values: Mapping[str, Any]) -> bool:
