@@ -8,16 +8,14 @@ or read from the fields of dataclasses. Nothing of the framework is executed. Th
 
 from __future__ import annotations
 
-import ast
 import json
 import os
-import re
 import subprocess
 import sys
 import tarfile
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import chdir
 from io import BytesIO
 from pathlib import Path
@@ -27,8 +25,9 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import OmegaConf
 
+from quintet.config.dialects.composition.dataclass_defaults import class_tables
 from quintet.config.dialects.registry import DIALECTS
-from quintet.config.dialects.release_tables import ANY_NAME, leaves
+from quintet.config.dialects.release_tables import leaves
 from quintet.config.dialects.releases import load_releases
 from quintet.config.dotted import sections_around, unflatten
 
@@ -66,15 +65,8 @@ ENTRIES: dict[str, dict[str, tuple[str, ...]]] = {
         "vagen_multiturn": ("vagen/configs/vagen_multiturn.yaml",),
     },
     "ragen": {"base": ("config/base.yaml",), "early": ("config/base.yaml",)},
-    "roll": {
-        "rlvr": ("RLVRConfig",),
-        "agentic": ("AgenticConfig",),
-        "distill": ("DistillConfig",),
-        "dpo": ("DPOConfig",),
-        "sft": ("SFTConfig",),
-    },
 }
-"""Files of each configuration, of which a release has one; for ROLL, its class."""
+"""Files of each configuration, of which a release has one."""
 FORMATS = {"base": "agent_proxy.", "early": "training."}
 """Sections that RAGEN's file has in its format of agents, and in that of early 2025."""
 PATHS = {
@@ -135,72 +127,6 @@ def hydra_table(file: Path, override: str) -> Table:
     return {key: value for key, value in leaves(tree) if not key.startswith(f"{ENVIRONMENTS}.")}
 
 
-class Dataclasses:
-    """Dataclasses of a framework's Python files, read without executing them."""
-
-    def __init__(self, files: Iterator[Path]) -> None:
-        self.classes: dict[str, ast.ClassDef] = {}
-        for file in files:
-            for node in ast.parse(file.read_text(encoding="utf-8")).body:
-                if isinstance(node, ast.ClassDef):
-                    self.classes[node.name] = node
-
-    def tree(self, name: str) -> dict[str, Any]:
-        """Return the defaults of a class, those of its bases first."""
-        node = self.classes[name]
-        tree: dict[str, Any] = {}
-        for base in node.bases:
-            if isinstance(base, ast.Name) and base.id in self.classes:
-                tree |= self.tree(base.id)
-        for field in node.body:
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and field.value is not None:
-                tree |= self._field(field.target.id, field.annotation, field.value)
-        return tree
-
-    def _field(self, name: str, annotation: ast.expr, default: ast.expr) -> dict[str, Any]:
-        named = re.search(r"Dict\[str, (\w+)\]", ast.unparse(annotation))
-        if named and named[1] in self.classes:
-            return {name: {ANY_NAME: self.tree(named[1])}}
-        value = self._value(default)
-        return {} if value is NotImplemented else {name: value}
-
-    def _value(self, node: ast.expr) -> Any:
-        """Return a value, a tree for an object of a class, or NotImplemented for what has to be executed."""
-        if isinstance(node, ast.Lambda):
-            return self._value(node.body)
-        if isinstance(node, ast.Call):
-            named = {word.arg: word.value for word in node.keywords if word.arg}
-            called = ast.unparse(node.func)
-            if called == "field":
-                factory = named.get("default_factory")
-                return self._value(named["default"]) if factory is None else self._object(factory, {})
-            return self._object(node.func, named)
-        try:
-            value = ast.literal_eval(node)
-        except ValueError:
-            return NotImplemented
-        return list(value) if isinstance(value, tuple) else value
-
-    def _object(self, factory: ast.expr, fields: Mapping[str, ast.expr]) -> Any:
-        """Return what a class or a function without arguments returns."""
-        name = ast.unparse(factory)
-        if isinstance(factory, ast.Lambda):
-            return self._value(factory.body)
-        if name in ("list", "dict") and not fields:
-            return [] if name == "list" else {}
-        if name not in self.classes:
-            return NotImplemented
-        values = {key: self._value(value) for key, value in fields.items()}
-        return self.tree(name) | {key: value for key, value in values.items() if value is not NotImplemented}
-
-
-def class_tables(directory: Path) -> Iterator[tuple[str, Table]]:
-    classes = Dataclasses(directory.rglob("*.py"))
-    for entry, (name,) in ENTRIES["roll"].items():
-        if name in classes.classes:
-            yield entry, dict(leaves(classes.tree(name)))
-
-
 def file_tables(framework: str) -> Iterator[tuple[str, Table]]:
     """Yield the tables of the configurations below the working directory."""
     for entry, files in ENTRIES[framework].items():
@@ -230,8 +156,10 @@ def record(framework: str, checkout: str, base: str) -> dict[str, Any]:
             extract(checkout, release.commit, directory, PATHS[framework])
             extract_submodule(checkout, release.commit, base, directory)
             with chdir(directory):
-                found = class_tables(directory) if framework == "roll" else file_tables(framework)
-                tables |= {(entry, release.name): table for entry, table in found}
+                dialect = DIALECTS[framework]
+                classes = class_tables(directory, dialect.class_files, dialect.classes)
+                found = classes.items() if dialect.classes else file_tables(framework)
+                tables |= {(entry, release.name): dict(table) for entry, table in found}
         for module in release_modules(framework, checkout, release.commit):
             modules.setdefault(module, []).append(release.name)
     return {"modules": dict(sorted(modules.items())), "tables": differences(tables)}

@@ -10,10 +10,10 @@ from typing import Any
 
 from quintet.cli.messages import warn
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.composition.checkout import code_around, trainer_code
+from quintet.config.dialects.composition.checkout import class_defaults, trainer_code
 from quintet.config.dialects.composition.default_files import default_names, trees_with_defaults
 from quintet.config.dialects.registry import DIALECTS, detect
-from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence
+from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence, Table
 from quintet.config.dialects.scripts.override_list import keys_as_tree
 from quintet.config.dialects.scripts.run_script import RunScript
 from quintet.config.dialects.scripts.run_script_reader import read_run_script
@@ -77,9 +77,10 @@ def read_config_source(
         message = f"--release {release}: {config or 'the configuration'} is of no other framework"
         raise ConfigError(message, key="--release", value=release, hint="leave it out")
     code = {} if script.checkout is None else trainer_code(script.module, script.checkout)
+    tables: Mapping[str, Table] = {}
     if detected != NATIVE and script.config is not None:
-        code = {**code, **code_around(script.config, DIALECTS[detected].code_files)}
-    evidence = ReleaseEvidence(script.module, named=release, code=code, checkout=script.checkout)
+        tables = class_defaults(script.config, DIALECTS[detected].class_files, DIALECTS[detected].classes)
+    evidence = ReleaseEvidence(script.module, named=release, code=code, tables=tables, checkout=script.checkout)
     return ConfigSource(
         script.config,
         all_overrides,

@@ -11,7 +11,7 @@ from textwrap import shorten
 from typing import Any
 
 from quintet.cli import explain_metric
-from quintet.cli.config_source import NATIVE, check_dialect, read_config_source
+from quintet.cli.config_source import NATIVE, check_dialect, read_config_source, split_release
 from quintet.cli.configuration import compose_source, load_config, states_of_run
 from quintet.cli.key_search import search_keys
 from quintet.config.deprecation import current_key
@@ -21,6 +21,8 @@ from quintet.config.dialects.key_checks import describe_value
 from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.loader import merge_with_reference
 from quintet.config.dialects.registry import DIALECTS
+from quintet.config.dialects.release_defaults import newest_defaults
+from quintet.config.dialects.release_tables import stored_name
 from quintet.config.dialects.releases import all_keys, load_releases
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dialects.typos import closest_keys
@@ -40,7 +42,7 @@ def run(arguments: list[str], dialect: str | None, *, every: bool, metrics: bool
     Raises:
         ConfigError: the metric, key or dialect is unknown; the message names similar ones.
     """
-    check_dialect(dialect)
+    check_dialect(split_release(dialect)[0])
     if metrics and not arguments:
         explain_metric.print_list(as_json=as_json)
     elif every:
@@ -50,6 +52,10 @@ def run(arguments: list[str], dialect: str | None, *, every: bool, metrics: bool
         raise ConfigError("no key given", hint=hint)
     elif len(arguments) == 1 and (metrics or "/" in arguments[0]):
         explain_metric.run(arguments[0], as_json=as_json)
+    elif len(arguments) == 1 and split_release(dialect)[1] is not None:
+        raise ConfigError(
+            "--release without a configuration", key="--release", hint="quintet explain CONFIG KEY --release …"
+        )
     elif len(arguments) == 1:
         _print_key(arguments[0], dialect, as_json=as_json)
     else:
@@ -104,7 +110,10 @@ def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect, states: Map
     spec = dialect.spec(name)
     if spec is None and name not in merged.sources:
         return False
-    print(f"{name} = {format_value(merged.value(name))}  ({_origin(merged, name)})")
+    release = dialect.release
+    has_default = release is not None and stored_name(release.table, name) in release.table
+    default = f"default of {release.framework} {release.name}" if release and has_default else "the reference"
+    print(f"{name} = {format_value(merged.value(name))}  ({_origin(merged, name, default)})")
     if spec is None:
         print(f"  state    {_state_here(name, states, 'no reference documents the key')}")
     else:
@@ -113,10 +122,10 @@ def _print_foreign(key: str, merged: MergedConfig, dialect: Dialect, states: Map
     return True
 
 
-def _origin(merged: MergedConfig, key: str) -> str:
-    """Return the source of a foreign value; for an interpolation, also the sources of the keys in it."""
-    follows = [f"{other}: {merged.sources.get(other, 'the reference')}" for other in _interpolated(merged.raw(key))]
-    source = merged.sources.get(key, "" if follows else "the reference")
+def _origin(merged: MergedConfig, key: str, default: str) -> str:
+    """Return the source of a foreign value, or `default`; for an interpolation, also the sources of the keys in it."""
+    follows = [f"{other}: {merged.sources.get(other, default)}" for other in _interpolated(merged.raw(key))]
+    source = merged.sources.get(key, "" if follows else default)
     return ", ".join([*filter(None, [source]), *([f"follows from {', '.join(follows)}"] if follows else [])])
 
 
@@ -175,6 +184,7 @@ def _spec_object(entry: Entry) -> dict[str, Any]:
         "key": spec.key,
         "takes": spec.value_type.description,
         "default": spec.default,
+        "release_defaults": dict(newest_defaults(spec, dialect)),
         "native": list(spec.native),
         "computed_by": spec.computed_by if spec.computed else None,
         "unit": spec.unit,
@@ -305,6 +315,9 @@ def _print_spec(dialect: str, reference: str, spec: KeySpec, state: str = "") ->
     print(f"  {spec.effect}")
     print(f"  type     {spec.value_type.description}")
     print(f"  default  {format_value(spec.default)}")
+    for place, default in () if state else newest_defaults(spec, dialect):
+        if default != spec.default:
+            print(f"           {format_value(default)} in {place}")
     if spec.unit:
         print(f"  unit     {spec.unit}")
     if spec.native:

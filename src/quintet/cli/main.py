@@ -293,6 +293,7 @@ def explain(
     dialect: Annotated[
         str | None, typer.Option(help="Framework of the key: native, ragen, verl, vagen, rlinf or roll.")
     ] = None,
+    release: Release = None,
     list_all: Annotated[bool, typer.Option("--list", help="List all documented keys of all frameworks.")] = False,
     metrics: Annotated[bool, typer.Option("--metrics", help="Explain or list metrics instead of keys.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per key or metric.")] = False,
@@ -300,7 +301,7 @@ def explain(
     """Explain a configuration key or a metric."""
     from quintet.cli.explain import run
 
-    run(arguments or [], dialect, every=list_all, metrics=metrics, as_json=as_json)
+    run(arguments or [], with_release(dialect, release), every=list_all, metrics=metrics, as_json=as_json)
 
 
 @app.command()

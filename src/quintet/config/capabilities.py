@@ -97,6 +97,7 @@ class Capability(StrEnum):
     RECIPES = "trainers of verl's recipes and experiments"
     EASYR1 = "configurations of EasyR1, whose keys are not verl's (`worker.actor`, `worker.rollout`, …)"
     FORK = "the code of a fork"
+    FURTHER_KEYS = "keys of a framework that no reference documents"
     PROMPTS = "a run on prompts instead of environments"
     """Not missing: of keys that a run in environments does not read."""
 

@@ -288,6 +288,29 @@ def test_explain_tells_a_files_own_value_and_its_line(
     assert "did you mean seed?" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "status", "shown"),
+    [
+        (["trainer.test_freq", "--dialect", "verl"], 0, "-1 in ppo_trainer of verl 0.9.0"),
+        (["verl.yaml", "trainer.test_freq"], 0, "trainer.test_freq = -1  (default of verl 0.9.0)"),
+        (["verl.yaml", "trainer.test_freq", "--release", "0.1"], 0, "trainer.test_freq = 2  (default of verl 0.1)"),
+        (["trainer.test_freq", "--release", "0.1"], 2, "quintet explain CONFIG KEY --release"),
+    ],
+)
+def test_explain_shows_the_default_of_the_reference_in_place_of_that_of_the_release(
+    words: list[str],
+    status: int,
+    shown: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    (tmp_path / "verl.yaml").write_text("actor_rollout_ref: {model: {path: policy}}\n")
+    monkeypatch.chdir(tmp_path)
+    assert call(monkeypatch, "explain", *words) == status
+    assert shown in "".join(capsys.readouterr())
+
+
 def test_modules_from_outside_are_imported_before_names_are_looked_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

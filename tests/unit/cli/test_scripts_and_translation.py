@@ -91,7 +91,7 @@ def test_a_list_may_be_native(here: Path, monkeypatch: pytest.MonkeyPatch, capsy
     ("key", "parts"),
     [
         ("training.max_turns", ["training.max_turns = 3  (base.yaml:2)", "unit ", "native   rollout.max_turns"]),
-        ("training.temperature", ["training.temperature = 0.7  (the reference)"]),
+        ("training.temperature", ["training.temperature = 0.7  (default of ragen 2025-03-08)"]),
         ("rollout.max_turns", ["rollout.max_turns = 3  (training.max_turns: base.yaml:2)"]),
         ("training.steps", ["(follows from training.total_training_steps: reference"]),
         ("checkpoint.keep", ["(default)"]),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpus import NAMES, corpus
+from corpus import EXAMPLES, NAMES, corpus
 
 from quintet import hardware
 from quintet.cli.configuration import InspectedConfig, inspect_config
@@ -151,6 +151,22 @@ def test_what_a_run_of_robots_does_not_read_is_silent_and_said() -> None:
     assert [key for key in ROBOT_OVERRIDES if found[key].state is not State.NO_EFFECT] == []
     assert found["actor.model.policy_setup"].reason == "env.simulator = 'libero'"
     assert "torch's SDPA takes its place" in found["actor.model.attn_implementation"].reason
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        "rollout.max_turns=5",
+        "rollout.engine_options.print_responses=true",
+        "rollout.engine_options.validate_weights=true",
+        "actor.memory.torch_compile=true",
+    ],
+)
+def test_a_native_run_of_robots_takes_a_key_of_text_without_a_word(override: str) -> None:
+    found = inspect_config(str(EXAMPLES / "native/arm.yaml"), [override], None, "refuse")
+    key = override.partition("=")[0]
+    assert states(found)[key].state is State.NO_EFFECT
+    assert any(key in remark for remark in found.remarks)
 
 
 def test_a_native_key_counts_as_set_also_with_its_default(tmp_path: Path) -> None:

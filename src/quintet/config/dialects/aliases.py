@@ -1,6 +1,6 @@
 """Aliases: names of documented keys in older and newer releases of a framework."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,14 +14,18 @@ from quintet.errors import ConfigError
 
 
 def resolve_aliases(
-    config: ForeignConfig, specs: Mapping[str, KeySpec], shared_sections: Mapping[str, str] | None = None
+    config: ForeignConfig,
+    specs: Mapping[str, KeySpec],
+    shared_sections: Mapping[str, str] | None = None,
+    release: Collection[str] = (),
 ) -> tuple[ForeignConfig, tuple[str, ...]]:
     """Replace aliases by the documented names of their keys; return a remark for each that is not the framework's own
     name, `KeySpec.wins`.
 
     A name on the command line counts rather than one in a file. A name with the default of the key, as in a framework's
     own file of all keys, does not contradict another name. Of two other values, that under `KeySpec.wins` counts.
-    `shared_sections` take the keys of other sections, and their aliases.
+    `shared_sections` take the keys of other sections, and their aliases. `KeySpec.replaced_by` counts with any value,
+    and if `release` has it where `+` adds the key.
 
     Raises:
         ConfigError: a key is set under two of its names, to different values.
@@ -37,7 +41,9 @@ def resolve_aliases(
                 if (remark := _keep_documented(config, spec, alias, sources)) is not None:
                     remarks.extend([remark] if remark else [])
                     continue
-                sources.pop(spec.key)
+                kept = sources.pop(spec.key)
+                if spec.replaced_by == alias:
+                    remarks.append(f"{spec.key} ({kept}) has no effect, because of {alias} ({source})")
             _move(config, alias, spec.key)
             for key in [key for key in sources if is_inside(key, alias)]:
                 documented = spec.key + key.removeprefix(alias)
@@ -48,6 +54,10 @@ def resolve_aliases(
             if alias != spec.wins:
                 remarks.append(f"{alias} ({source}) is read as {spec.key}")
         _drop_unset(config, spec, sources)
+        if spec.replaced_by in (release or {}) and spec.replaced_by not in config.sources and spec.key in sources:
+            remarks.append(
+                f"{spec.key} ({_delete(config, spec.key, sources)}) has no effect, because of {spec.replaced_by}"
+            )
     _delete_empty_sections(config.sources, sources)
     return replace(config, sources=sources, aliases=written), tuple(remarks)
 
@@ -69,6 +79,8 @@ def _shared_specs(
 
 def _keep_documented(config: ForeignConfig, spec: KeySpec, alias: str, sources: dict[str, str]) -> str | None:
     """Return a remark, empty if there is nothing to say, if the documented name counts; None if the alias does."""
+    if spec.replaced_by == alias:
+        return None
     ours, theirs = _plain_value(config, spec.key), _plain_value(config, alias)
     source = sources[alias]
     if ours == theirs:
@@ -105,11 +117,16 @@ def _drop_unset(config: ForeignConfig, spec: KeySpec, sources: dict[str, str]) -
     """Drop null that stands for the default, and null under the documented name of a key that has others, if it is no
     valid value: the others count."""
     is_unset = spec.null_follows or (bool(spec.aliases) and not spec.value_type.accepts(None))
-    if is_unset and spec.key in sources:
-        section, _, last = spec.key.rpartition(".")
-        parent: Any = OmegaConf.select(config.tree, section) if section else config.tree
-        if parent._get_node(last)._is_none():
-            del parent[last], sources[spec.key]
+    if is_unset and spec.key in sources and _plain_value(config, spec.key) is None:
+        _delete(config, spec.key, sources)
+
+
+def _delete(config: ForeignConfig, key: str, sources: dict[str, str]) -> str:
+    """Delete a key; return its source."""
+    section, _, last = key.rpartition(".")
+    parent: Any = OmegaConf.select(config.tree, section) if section else config.tree
+    del parent[last]
+    return sources.pop(key)
 
 
 def _delete_empty_sections(before: Mapping[str, str], after: dict[str, str]) -> None:

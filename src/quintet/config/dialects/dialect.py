@@ -88,14 +88,16 @@ class Dialect:
     chosen file; None if the name follows from others."""
     configurations: tuple[tuple[tuple[str, ...], Mapping[str, Any]], ...] = ()
     """Names of the framework's own configurations in `defaults.json`, with keys of the files that are of one; null
-    stands for any value. The first entry whose keys a file has counts."""
+    stands for any value, and `_module` for the trainer of a script. The first entry whose keys a file has counts."""
     run_defaults: tuple[str, ...] = ()
     """Keys whose defaults follow from other keys of a file, and not from its release."""
     implied: tuple[Mapping[str, Any], ...] = ()
     """Rules for keys that releases lack: `defaults` apply up to the release `until`, unless a key has its value in
     `unless`. Of a checkout whose `code` is known, they apply if it `has` a pattern and `lacks` a text."""
-    code_files: tuple[str, ...] = ()
-    """Modules of the framework with the defaults of its files."""
+    classes: Mapping[str, str] = field(default_factory=dict)
+    """Dataclasses with the defaults of the framework's configurations, by the names of these."""
+    class_files: tuple[str, ...] = ()
+    """Patterns of the modules of the framework with these classes."""
     planned_for_forks: Mapping[str, Any] = field(default_factory=dict)
     """Values with which a run is planned in place of one that only a fork has, where it is not the default."""
     release: ChosenRelease | None = None
@@ -157,8 +159,9 @@ class Dialect:
         """Return the capability that a trainer of the framework waits for; None if the module is none of them."""
         return next((capability for pattern, capability in self.missing_trainers if pattern.fullmatch(module)), None)
 
-    def configurations_of(self, tree: Mapping[str, Any]) -> Sequence[str]:
-        """Return the names of the framework's own configurations that such a file can be of."""
+    def configurations_of(self, tree: Mapping[str, Any], module: str) -> Sequence[str]:
+        """Return the names of the framework's own configurations that such a file of a trainer can be of."""
+        tree = {**tree, "_module": module}
         for names, marks in self.configurations:
             if all(has_key(tree, key) and value in (None, get_value(tree, key)) for key, value in marks.items()):
                 return names

@@ -1,5 +1,6 @@
 """Values that only the code of a fork knows, such as the name of its own reward manager."""
 
+import re
 from collections.abc import Iterable, Iterator
 from copy import deepcopy
 from dataclasses import replace
@@ -9,12 +10,26 @@ from typing import Any
 
 from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.config.dialects.conversion import ForeignValues
+from quintet.config.dialects.typos import is_misspelt
 from quintet.config.dotted import set_value
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
 MAX_FILES, MAX_SIZE = 5_000, 1 << 20
 """Modules of a checkout that are searched, and bytes of one."""
+OTHER_CODE = frozenset({"test", "tests", "docs"})
+"""Directories without code that a run executes."""
+QUOTED = r"""["']{name}["']"""
+BEFORE_NAME = (
+    r"[=!]=",
+    r"\bregister\w*\(",
+    r"\bcase\b",
+    r"\b[A-Z][A-Z0-9_]*\s*=(?!=)",
+    r"\bin\s*[\[({][^\])}\n]{0,200}",
+)
+"""Code before a name that it compares, registers, has as a constant or lists."""
+DECIDED = rf"(?:{'|'.join(BEFORE_NAME)})\s*{QUOTED}|{QUOTED}\s*:"
+"""A name by which code decides."""
 
 
 def fork_value_problems(
@@ -23,7 +38,9 @@ def fork_value_problems(
     """Yield, of the illegal values, the names that the code of a checkout has: they wait for that code."""
     for problem in illegal:
         names = _unknown_names(values, problem.key)
-        modules = [None if checkout is None else _module_with(name, checkout) for name in names]
+        spec = values.dialect.spec(problem.key)
+        choices = () if spec is None else spec.value_type.choices
+        modules = [None if checkout is None else _module_with(name, checkout, choices) for name in names]
         if names and None not in modules:
             planned = format_value(replacement(values, problem.key))
             message = f"{values.describe(problem.key)} waits: value of this fork ({modules[0]}); planned as {planned}"
@@ -56,12 +73,18 @@ def without_fork_values(values: ForeignValues, keys: Iterable[str]) -> ForeignVa
     return replace(values, merged=MergedConfig(plain, values.merged.sources))
 
 
-def _module_with(name: str, checkout: Path) -> Path | None:
-    """Return the first module of a checkout that has a name in quotes."""
+def _module_with(name: str, checkout: Path, choices: Iterable[Any]) -> Path | None:
+    """Return the first module of a checkout that has a name in quotes.
+
+    A name like one of the framework's choices may be misspelt, and has to be one by which code decides.
+    """
+    is_slip = any(is_misspelt(name, str(choice)) for choice in choices)
+    pattern = re.compile((DECIDED if is_slip else QUOTED).replace("{name}", re.escape(name)))
     for file in islice(sorted(checkout.rglob("*.py")), MAX_FILES):
-        text = file.read_text(encoding="utf-8", errors="replace") if _is_small_file(file) else ""
-        if f'"{name}"' in text or f"'{name}'" in text:
-            return file
+        if OTHER_CODE.isdisjoint(file.relative_to(checkout).parts) and _is_small_file(file):
+            text = file.read_text(encoding="utf-8", errors="replace")
+            if name in text and pattern.search(text):
+                return file
     return None
 
 

@@ -17,6 +17,7 @@ framework's code fixes to their values (`constants`):
       substitutes: {veomni: FSDP2 takes …}    # values in whose place Quintet has others, and what differs; or its name
       aliases: [...]                          # names in older and newer releases
       wins: trainer.total_steps               # of several names, the one that counts
+      replaced_by: trainer.all_steps          # the name that counts where the file or the release has it
       null_follows: true                      # null stands for the default, which refers to another key
       only_if: {algorithm.adv_estimator: gae} # the key has an effect only if another key has this value
 """
@@ -72,6 +73,8 @@ class KeySpec(BaseModel):
     """Names of the key in older and newer releases of the framework."""
     wins: str | None = None
     """The name that counts in the framework if several of its names are set; null refuses two different values."""
+    replaced_by: str | None = None
+    """The name that trainers read in place of the others if their file, or their release, has it."""
     null_follows: bool = False
     """Whether null stands for the value of the key that `default` refers to."""
     only_if: tuple[str, Any] | None = None

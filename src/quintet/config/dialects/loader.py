@@ -129,6 +129,7 @@ def convert(
         raise_problems(foreign_problems(error, native))
         raise
     remarks = (
+        *_misfit_remarks(config),
         *alias_remarks,
         *keys.remarks(),
         *ineffective_keys(values),
@@ -164,7 +165,8 @@ def merge_with_reference(config: ForeignConfig, dialect: Dialect) -> tuple[Forei
     if release is not None:
         narrowed = narrowed.of_release(release)
         config = config.without_defaults(release.table, narrowed.specs(), narrowed.run_defaults)
-    renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections)
+    of_release = () if release is None else release.table
+    renamed, remarks = resolve_aliases(config, narrowed.specs(), narrowed.shared_sections, of_release)
     remarks += newer_remarks
     read_as: dict[str, tuple[str, ...]] = {}
     for key, (_, origin) in newer.items():
@@ -184,6 +186,12 @@ def _describe_newer_values(config: ForeignConfig, newer: Mapping[str, tuple[Any,
         read = (key if "${" in str(value) else f"{key} = {format_value(value)}" for key, value in values.items())
         setting = describe_setting(origin, get_value(config.plain(), origin), config.sources[origin])
         yield f"{setting} is read as {' and '.join(read)}"
+
+
+def _misfit_remarks(config: ForeignConfig) -> Iterator[str]:
+    if config.misfits:
+        problem = "Hydra refuses to set keys that the trainer's file in the checkout lacks, or to add those that it has"
+        yield f"{problem}: {', '.join(config.misfits)}; `++` in front of them does both"
 
 
 def _to_native(values: ForeignValues) -> NativeBuilder:

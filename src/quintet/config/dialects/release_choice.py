@@ -1,7 +1,7 @@
 """The release of a framework that a configuration is of, whose table has the defaults of keys that it leaves out."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from quintet.config.dialects.dialect import Dialect
@@ -46,6 +46,11 @@ class _Candidate:
         lacking = sum(key not in values for key in self.table)
         return -lacking, sum(self.table.get(key) == value for key, value in values.items())
 
+    def agreement(self, table: Table) -> int:
+        """Return the number of keys with equal values in another table, less those that only one of the two has."""
+        equal = sum(1 for key, value in table.items() if key in self.table and self.table[key] == value)
+        return equal - len({*self.table} ^ {*table})
+
     def is_copied(self, values: Mapping[str, Any]) -> bool:
         return sum(key in values for key in self.table) >= MIN_COPIED_SHARE * len(self.table)
 
@@ -61,7 +66,7 @@ def choose_release(
         ConfigError: the named release is not recorded.
     """
     tables = load_release_tables(dialect.name)
-    configurations = () if tables is None else dialect.configurations_of(tree)
+    configurations = () if tables is None else dialect.configurations_of(tree, evidence.module)
     if tables is None or not configurations:
         if evidence.named is not None:
             message = f"--release {evidence.named}: no releases of this kind of run of {dialect.name} are recorded"
@@ -77,10 +82,17 @@ def choose_release(
     )
     keys = [key for key in keys if key not in _OF_FILES]
     values = {key: get_value(tree, key) for key in keys}
-    candidate, reason = _closest(candidates, keys, values, evidence)
-    reason = "named by --release" if evidence.named else reason
+    in_checkout = next((evidence.tables[name] for name in configurations if name in evidence.tables), None)
+    if evidence.named is not None:
+        candidate, reason = _closest(candidates, keys, values, evidence)[0], "named by --release"
+    elif in_checkout is not None:
+        closest = max(candidates, key=lambda each: each.agreement(in_checkout))
+        candidate, reason = replace(closest, table=in_checkout), f"closest to the classes in the checkout; {HINT}"
+    else:
+        candidate, reason = _closest(candidates, keys, values, evidence)
     table = dict(candidate.table) | dict(_implied(dialect, tables, candidate, tree, evidence.code))
-    return ChosenRelease(dialect.name, candidate.release, reason, table, evidence.code)
+    is_of_checkout = evidence.named is None and in_checkout is not None
+    return ChosenRelease(dialect.name, candidate.release, reason, table, evidence.code, is_of_checkout)
 
 
 def _is_excluded(rule: Mapping[str, Any], tree: Mapping[str, Any], table: Table) -> bool:

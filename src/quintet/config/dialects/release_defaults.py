@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.release_tables import MANDATORY, Table, stored_name
+from quintet.config.dialects.release_tables import MANDATORY, Table, load_release_tables, stored_name
 
 REFERENCE = re.compile(r"\$\{(?:oc\.select:)?(\.*)([A-Za-z_][\w.]*)(?:,\s*([^${}]*))?\}")
 """Interpolation of another key: relative to its section if it begins with dots, perhaps with a default."""
@@ -24,6 +24,17 @@ def spec_of_release(spec: KeySpec, table: Table, documented: Mapping[str, str]) 
     defaults = [*_defaults(spec, table, documented)]
     default = next((value for value in defaults if value is not None), defaults[0] if defaults else spec.default)
     return spec if default == spec.default else spec.model_copy(update={"default": default})
+
+
+def newest_defaults(spec: KeySpec, framework: str) -> Iterator[tuple[str, Any]]:
+    """Yield the default of a key in the newest release of each configuration of its framework that has the key."""
+    if (tables := load_release_tables(framework)) is None:
+        return
+    for configuration, releases in tables.recorded.items():
+        for release in releases:
+            if defaults := [*_defaults(spec, tables.table(configuration, release), {})]:
+                yield f"{configuration} of {framework} {release}", defaults[0]
+                break
 
 
 def _defaults(spec: KeySpec, table: Table, documented: Mapping[str, str]) -> Iterator[Any]:

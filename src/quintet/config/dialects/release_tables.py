@@ -91,6 +91,8 @@ class ReleaseEvidence:
     """Keys that only the framework's own file in a checkout sets, which are its defaults."""
     code: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Code of the trainer in the checkout around a script, by its part."""
+    tables: Mapping[str, Table] = field(default_factory=dict, repr=False)
+    """Defaults in the checkout around a file, by configuration."""
     checkout: Path | None = None
     """Directory of the trainer's package."""
 
@@ -108,6 +110,8 @@ class ChosenRelease:
     table: Table = field(repr=False)
     code: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Code of the trainer in the checkout around a script, by its part."""
+    is_of_checkout: bool = False
+    """Whether the defaults are those of classes in the checkout, and the release is the closest one."""
 
     def __str__(self) -> str:
         return f"{self.framework} {self.name}: {self.reason}"

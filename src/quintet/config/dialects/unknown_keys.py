@@ -14,6 +14,7 @@ from quintet.config.dialects.composition.plain_composition import HYDRA
 from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.dialect import Dialect, UnknownKeyPolicy
 from quintet.config.dialects.passthrough import engine_argument
+from quintet.config.dialects.release_tables import stored_name
 from quintet.config.dialects.releases import documented_names
 from quintet.config.dialects.typos import closest_keys, is_misspelt, is_typo, slip_of
 from quintet.config.dialects.value_types import SECTION
@@ -75,12 +76,13 @@ def unknown_keys(
     names = _Names(values, frozenset() if framework is None else framework.known_keys())
     keys = [key for key in values.merged.leaves() if key not in RUN_KEYS and not names.are_documented(key)]
     of_other_runs = documented_names(framework) if framework is not None and keys else frozenset()
-    of_trainer = written.trainer_keys() if written is not None and keys else {}
+    of_trainer = {**written.trainer_keys(), **dict(_class_keys(keys, values))} if written is not None and keys else {}
     appended = () if written is None else written.appended
+    dialect, waits_for = values.dialect, values.dialect.waits_for
 
     def describe(key: str) -> UnknownKey:
         reason, suggestion = UnknownReason.FORK, None
-        if key in of_other_runs and key not in of_trainer:
+        if key in of_other_runs and (key not in of_trainer or waits_for(dialect, values.__getitem__, key)):
             reason, suggestion = UnknownReason.OTHER_RUNS, names.beside(key)
         elif names.are_known(key):
             reason = UnknownReason.UNDOCUMENTED
@@ -90,7 +92,17 @@ def unknown_keys(
 
     # with the defaults of its own file, a fork does what its authors call its framework
     by_default = frozenset() if written is None else written.evidence.trainer_file_keys
-    return [key for key in map(describe, keys) if not (key.reason is UnknownReason.FORK and key.key in by_default)]
+    of_file = (UnknownReason.FORK, UnknownReason.UNDOCUMENTED)
+    return [key for key in map(describe, keys) if not (key.reason in of_file and key.key in by_default)]
+
+
+def _class_keys(keys: Iterable[str], values: ForeignValues) -> Iterator[tuple[str, str]]:
+    """Yield those keys that the classes of a configuration have in the checkout, with where they are."""
+    release = values.dialect.release
+    if release is not None and release.is_of_checkout:
+        yield from (
+            (key, "its configuration classes") for key in keys if stored_name(release.table, key) in release.table
+        )
 
 
 @dataclass(frozen=True)
@@ -200,7 +212,7 @@ class SortedKeys:
     """The unknown keys of a configuration by what is done with them."""
 
     waiting: Mapping[str, ConfigProblem]
-    """Problems of keys that wait for a missing capability, or for the code of a fork."""
+    """Problems of keys that wait for a missing capability, for the code of a fork, or for a key to be documented."""
     left_out: tuple[UnknownKey, ...]
     refused: tuple[UnknownKey, ...]
     of_fork: tuple[UnknownKey, ...]
@@ -227,6 +239,11 @@ def sort_keys(values: ForeignValues, unknown: Iterable[UnknownKey], policy: Unkn
             waiting[key.key] = ConfigProblem(key.key, values[key.key], key.source, message, capability=capability)
         elif capability is not None or policy == "warn" or (key.is_of_fork and _changes_nothing(key, values, policy)):
             left_out.append(key)
+        elif key.reason is UnknownReason.UNDOCUMENTED:
+            if _is_default(key, values):
+                left_out.append(key)
+            else:
+                waiting[key.key] = _undocumented_problem(values, key)
         elif key.is_of_fork:
             of_fork.append(key)
             waiting[key.key] = _fork_problem(values, key)
@@ -248,6 +265,19 @@ def _changes_nothing(key: UnknownKey, values: ForeignValues, policy: UnknownKeyP
     value = values[key.key]
     is_off = any(value == off and isinstance(value, bool) == isinstance(off, bool) for off in TURNED_OFF)
     return is_off or (policy == "ignore-fork" and not _decides(key))
+
+
+def _is_default(key: UnknownKey, values: ForeignValues) -> bool:
+    """Return whether a key has the value that its release gives it, or null."""
+    value, release = values[key.key], values.dialect.release
+    return value is None or (release is not None and release.table.get(stored_name(release.table, key.key)) == value)
+
+
+def _undocumented_problem(values: ForeignValues, key: UnknownKey) -> ConfigProblem:
+    """Return the problem of a key of the framework whose effect is not known here."""
+    message = f"{values.describe(key.key)} waits: key of {key.framework} that its reference does not document"
+    hint = f"without it: ~{key.key} (it may decide what is trained)"
+    return ConfigProblem(key.key, values[key.key], key.source, message, hint, capability=Capability.FURTHER_KEYS)
 
 
 def _decides(key: UnknownKey) -> bool:

@@ -60,6 +60,28 @@ def test_a_script_in_a_checkout_has_other_defaults_than_the_checkout(checkout: P
     assert values.dialect.release.name == "0.4.0"
 
 
+@pytest.mark.parametrize(
+    ("words", "misfits"),
+    [
+        ("actor_rollout_ref.rollout.calculate_log_probs=True", "actor_rollout_ref.rollout.calculate_log_probs"),
+        ("+trainer.test_freq=5", "trainer.test_freq"),
+        ("+actor_rollout_ref.rollout.calculate_log_probs=True trainer.test_freq=5 ++trainer.save_freq=5", None),
+        ("+data.mine=1 data.mine=2", None),
+        ("", None),
+    ],
+)
+def test_a_script_that_hydra_refuses_in_its_checkout_plans_without_a_word(
+    checkout: Path, words: str, misfits: str | None
+) -> None:
+    """The trainer that its author ran has another file; 0.4.0 has `test_freq`, and no `calculate_log_probs`."""
+    found = script(checkout, words)
+    for is_in_checkout in (True, False):
+        config = compose_config(found.config, found.words, found.places, is_frameworks_file=is_in_checkout)
+        told = [each for each in convert(config, DIALECTS["verl"]).composed.remarks if "Hydra refuses" in each]
+        assert len(told) == int(is_in_checkout and misfits is not None)
+        assert all(f"{misfits} (" in each and "run.sh:1" in each for each in told)
+
+
 def test_a_script_in_a_checkout_of_vagen_has_other_limits_than_the_checkout(tmp_path: Path) -> None:
     """`vagen/trainer/main_ppo.py` of 25.6.28 has `config_path='config', config_name='ppo_trainer'`."""
     directory = tmp_path / "fork/vagen/trainer"
@@ -71,13 +93,17 @@ def test_a_script_in_a_checkout_of_vagen_has_other_limits_than_the_checkout(tmp_
     (directory / "config/ppo_trainer.yaml").write_text(yaml.safe_dump(unflatten(table)))
     path = tmp_path / "fork/scripts/run.sh"
     path.parent.mkdir()
-    path.write_text("python3 -m vagen.trainer.main_ppo env1.env_name=sokoban data.max_response_length=300\n")
+    (path.parent / "env_config.yaml").write_text("env1: {env_name: sokoban, train_size: 256, test_size: 8}\n")
+    dataset = "python -m vagen.env.create_dataset --yaml_path env_config.yaml\n"
+    path.write_text(f"{dataset}python3 -m vagen.trainer.main_ppo data.max_response_length=300\n")
     found = read_run_script(path)
     config = compose_config(found.config, found.words, found.places, is_frameworks_file=found.is_frameworks_file)
     values = merge_with_reference(config, DIALECTS["vagen"])[0]
     limits = ("rollout_manager.max_turns", "data.max_response_length", "data.max_trajectory_length")
     assert [values[key] for key in limits] == [7, 300, 3072]
     assert values.source("rollout_manager.max_turns").partition(":")[0].endswith("ppo_trainer.yaml")
+    assert values["env1.env_name"] == "sokoban"
+    assert config.misfits == ()  # the trainer reads the environments from another file
 
 
 def test_a_script_that_is_started_in_a_checkout_has_other_defaults(

@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 from foreign import changed, converted, natively
 
-from quintet.cli.configuration import inspect_config
+from quintet.cli.configuration import InspectedConfig, inspect_config
 from quintet.config.checks.processes import planned_rank
 from quintet.config.dialects.composition.foreign_config import config_from_tree
 from quintet.config.dialects.loader import convert, merge_with_reference
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.vagen.key_values import loop_by_turns
+from quintet.config.key_states import State, key_states
 from quintet.config.plan.run_plan import describe_run, plan_run
 from quintet.errors import ConfigError
 
@@ -65,6 +66,46 @@ def test_of_two_names_of_one_key_that_counts_which_the_framework_reads(tmp_path:
     tuned = converted(tmp_path, "verl", {"model": {"partial_pretrain": "models/small"}, "data": data})
     assert natively(tuned, "sft.sequences_per_pass") == 2
     assert any("data.micro_batch_size (" in remark and "has no effect" in remark for remark in tuned.composed.remarks)
+
+
+OVERLONG = "reward_model.reward_kwargs.overlong_buffer_cfg"
+
+
+def overlong_run(tmp_path: Path, module: str) -> InspectedConfig:
+    """A script of a trainer that adds a penalty by the key of the reward manager."""
+    path = tmp_path / "run.sh"
+    penalty = f"reward_model.reward_manager=dapo +{OVERLONG}.enable=True +{OVERLONG}.len=16"
+    path.write_text(f"python3 -m {module} {WORDS} {penalty} trainer.nnodes=1 reward_model.enable=False\n")
+    return inspect_config(str(path), [], None, "refuse")
+
+
+@pytest.mark.parametrize("module", ["recipe.dapo.main_dapo", "recipe.dapo.src.main_dapo"])
+def test_a_penalty_is_planned_that_dapos_recipe_does_not_read(tmp_path: Path, module: str) -> None:
+    """`main_dapo` of 0.4 to 0.7 hands `reward_model.overlong_buffer` of its file to the reward manager.
+
+    In April 2025 it was in `recipe/dapo/src`.
+    """
+    recipe = overlong_run(tmp_path, module)
+    reward = recipe.composed.experiment.reward
+    assert reward is None or reward.overlong is None
+    states = {each.setting.name: each for each in key_states(recipe.runnable, recipe.unsupported)}
+    assert states[f"{OVERLONG}.enable"].state is State.NO_EFFECT
+    other = overlong_run(tmp_path, "verl.trainer.main_ppo").composed.experiment.reward
+    assert other is not None
+    assert other.overlong is not None
+    assert other.overlong.buffer == 16
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_penalty_of_a_file_gives_way_to_a_key_that_the_recipe_does_not_read(tmp_path: Path, enabled: bool) -> None:
+    of_file = {"reward_model.overlong_buffer": {"enable": enabled, "len": 16}, "reward_model.reward_manager": "dapo"}
+    found = converted(
+        tmp_path, "verl", changed(PPO, {**of_file, f"{OVERLONG}.enable": not enabled, f"{OVERLONG}.len": 32})
+    )
+    reward = found.composed.experiment.reward
+    overlong = None if reward is None else reward.overlong
+    assert (None if overlong is None else overlong.buffer) == (16 if enabled else None)
+    assert any(f"{OVERLONG}.enable (" in remark and "has no effect" in remark for remark in found.composed.remarks)
 
 
 def test_rlinf_reads_the_total_of_the_environments() -> None:

@@ -268,9 +268,32 @@ def test_a_value_that_only_the_code_of_a_fork_has_is_refused(tmp_path: Path) -> 
     assert found.composed.experiment.algorithm.advantage.name == "grpo"  # without a critic
 
 
-def test_a_misspelt_value_waits_for_the_code_of_a_fork(tmp_path: Path) -> None:
-    with_code(tmp_path, LOOP.format(call='if name == "searching": ...'))
-    assert "must be one of naive" in refusal(script(tmp_path, f"{MANAGER}=serching"))
+@pytest.mark.parametrize(
+    ("value", "code", "of_fork"),
+    [
+        ("serching", 'if name == "searching": ...', False),
+        # "prime" with a slip, which the code has for another reason
+        ("prim", 'graph.add("prim")', False),
+        ("prim", 'if name == "prim": ...', True),
+        ("prim", '@register("prim")\n', True),
+        ("prim", "PRIM = 'prim'\n", True),
+        ("prim", "MANAGERS = {'naive': Naive, 'prim': Prim}\n", True),
+        ("prim", "if name in ['naive', 'prim']: ...", True),
+    ],
+)
+def test_a_misspelt_value_waits_for_the_code_of_a_fork(tmp_path: Path, value: str, code: str, of_fork: bool) -> None:
+    with_code(tmp_path, LOOP.format(call="pass"), algorithms=f"{code}\n")
+    if of_fork:
+        assert inspect_config(script(tmp_path, f"{MANAGER}={value}"), [], None, "refuse").unsupported
+    else:
+        assert "must be one of naive" in refusal(script(tmp_path, f"{MANAGER}={value}"))
+
+
+def test_a_value_that_only_tests_have_waits_for_the_code_of_a_fork(tmp_path: Path) -> None:
+    with_code(tmp_path, LOOP.format(call="pass"))
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests/test_managers.py").write_text("NAMES = ['searching']\n")
+    assert "must be one of naive" in refusal(script(tmp_path, f"{MANAGER}=searching"))
 
 
 def test_a_value_of_a_fork_is_trained_without_its_code(tmp_path: Path) -> None:
@@ -294,3 +317,18 @@ def test_a_logger_of_a_fork_is_refused_or_takes_the_others_along(tmp_path: Path)
     waits = {each.key: each.message for each in found.unsupported if "waits: value of this fork" in each.message}
     assert 'planned as ["console"]' in waits["trainer.logger"]
     assert "trainer.logger" in refusal(script(tmp_path, "trainer.logger=[console,bord]"))
+
+
+def test_a_key_of_another_run_in_a_trainers_own_file_is_called_one_of_a_fork(tmp_path: Path) -> None:
+    """RLinf's `examples/reward/train_reward_model.py` has a file of its own, whose run waits as a whole."""
+    program = '@hydra.main(config_path="config", config_name="reward_training")\ndef main(cfg): ...\n'
+    (tmp_path / "train_reward_model.py").write_text(program)
+    path = tmp_path / "config/reward_training.yaml"
+    path.parent.mkdir()
+    path.write_text(
+        "cluster: {num_nodes: 1, component_placement: {actor: 0-0}}\nrunner: {task_type: sft}\n"
+        "actor: {enable_offload: false, training_backend: fsdp, fsdp_config: {strategy: fsdp}}\n"
+    )
+    waits = [each.message for each in inspect_config(str(path), [], None, "refuse").unsupported]
+    assert any("actor.fsdp_config.strategy" in each and "RLinf's supervised runs" in each for each in waits)
+    assert not any("this fork" in each for each in waits)

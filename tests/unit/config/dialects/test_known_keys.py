@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 from foreign import read_merged
 
+from quintet.cli.configuration import inspect_config, load_config
 from quintet.config.dialects.composition.foreign_config import compose_config
 from quintet.config.dialects.conversion import ForeignValues
 from quintet.config.dialects.dialect import known_names
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.releases import documented_names
 from quintet.config.dialects.unknown_keys import UnknownReason, unknown_keys
+from quintet.errors import ConfigError
 
 LEAST = {"verl": 900, "vagen": 900, "rlinf": 1200, "roll": 900, "ragen": 900}
 """Keys of each framework in all releases and runs; VAGEN and RAGEN know verl's, too."""
@@ -96,3 +98,23 @@ def test_a_slip_stays_a_slip(tmp_path: Path) -> None:
         (UnknownReason.TYPO, "actor_train.infer_batch_size"),
         (UnknownReason.TYPO, "actor_train.training_args.learning_rate"),
     ]
+
+
+@pytest.mark.parametrize(("limit", "waits"), [(9, True), (5, False)])
+def test_a_script_with_an_undocumented_key_of_the_framework_is_refused_by_plan(
+    tmp_path: Path, limit: int, waits: bool
+) -> None:
+    """VAGEN's trainer file of 2025 has `limit_mm_per_prompt: 5`, and its page does not mention the key."""
+    key = "actor_rollout_ref.rollout.limit_mm_per_prompt"
+    path = tmp_path / "run.yaml"
+    path.write_text(
+        "env1: {env_name: sokoban}\nrollout_manager: {max_turns: 3}\n"
+        f"actor_rollout_ref: {{model: {{path: models/small}}, rollout: {{limit_mm_per_prompt: {limit}}}}}\n"
+    )
+    told = [each.message for each in inspect_config(str(path), [], None, "refuse").unsupported if each.key == key]
+    assert len(told) == waits
+    assert all("waits: key of vagen that its reference does not document" in each for each in told)
+    if waits:
+        with pytest.raises(ConfigError, match=f"without it: ~{key}"):
+            load_config(str(path), [], None, "refuse")
+        assert key not in {each.key for each in inspect_config(str(path), [f"~{key}"], None, "refuse").unsupported}

@@ -6,10 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from foreign import changed, converted
-
-from quintet.cli.configuration import inspect_config
 
 FILE: dict[str, Any] = {
     "rollout_batch_size": 64,
@@ -86,20 +83,3 @@ def test_newer_files_have_one_action_in_a_turn(tmp_path: Path) -> None:
 def test_early_files_need_whole_passes_of_the_validation_environments(tmp_path: Path) -> None:
     """ROLL asserts since July 2025 that `val_batch_size` is a multiple of the environments."""
     assert run_of(tmp_path, {"val_batch_size": 40}).validation.episodes == 40
-
-
-@pytest.mark.parametrize(("default", "aggregation"), [("sum", "seq-mean-token-sum"), ("mean", "seq-mean-token-mean")])
-def test_a_file_in_a_checkout_has_the_aggregation_of_another_release(
-    tmp_path: Path, default: str, aggregation: str
-) -> None:
-    """ROLL 0.1.0 sums over the tokens of a response, later releases take the mean."""
-    code = tmp_path / "roll/pipeline/rlvr/rlvr_config.py"
-    code.parent.mkdir(parents=True)
-    code.write_text(
-        f'    loss_agg_mode: Literal["token-mean"] = (\n        field(default="seq-mean-token-{default}")\n'
-    )
-    file = tmp_path / "examples/run.yaml"
-    file.parent.mkdir()
-    file.write_text(yaml.safe_dump(FILE))
-    run = inspect_config(str(file), [], None, "refuse").composed.experiment
-    assert run.algorithm.aggregation == aggregation

@@ -325,10 +325,9 @@ def test_the_envs_own_keys_feed_native_ones() -> None:
 FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
     (
         LAKE,
-        {f"{ACTOR}.ppo_mini_batch_size": 48},
+        {f"{ACTOR}.ppo_mini_batch_size": 48, f"{ACTOR}.strategy": "megatron"},
         ("ppo_mini_batch_size = 48", "128 episodes", "n_trajectory = 8", "=32"),
     ),
-    (LAKE, {f"{ACTOR}.ppo_mini_batch_size": 256}, ("ppo_mini_batch_size = 256", "ppo_mini_batch_size=128")),
     (
         LAKE,
         {"data.max_trajectory_length": 1000},
@@ -366,6 +365,21 @@ FAULTS: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = [
         ("data.train_files = 'data/puzzle/train.parquet'", "env_config.yaml"),
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("size", "batches"),
+    # 48 + 48 + 32 of 128 episodes; one update with all of them
+    [(48, (1, 48)), (256, (1, None)), (32, (4, None))],
+)
+def test_mini_batches_are_refused_that_vagens_workers_split(
+    tmp_path: Path, size: int, batches: tuple[int, int | None]
+) -> None:
+    """`dp_actor.py` of VAGEN's verl has `batch.split(ppo_mini_batch_size)`, and its trainer compares no sizes."""
+    training = converted(
+        tmp_path, "vagen", changed(LAKE, {f"{ACTOR}.ppo_mini_batch_size": size})
+    ).composed.experiment.training
+    assert (training.mini_batches, training.mini_batch_sequences) == batches
 
 
 @pytest.mark.parametrize(("plain", "changes", "words"), FAULTS, ids=[next(iter(one[1])) for one in FAULTS])

@@ -115,6 +115,14 @@ def test_a_model_that_isnt_known_is_told_to_be_guessed(tmp_path: Path) -> None:
     )
 
 
+def test_chunks_of_robots_are_counted_as_episodes_of_a_mini_batch() -> None:
+    """RLinf divides the chunks of all robots over the ranks, so that 42 episodes over 4 ranks are no reason to warn."""
+    episodes = ["training.groups_per_step=21", "training.samples_per_group=2", "training.mini_batches=1"]
+    arm = Path(__file__).parents[4] / "examples/native/arm.yaml"
+    composed = load_experiment(str(arm), [*episodes, "env.environments=42", "placement.devices_per_node=4"])
+    assert not any("evenly" in line for line in plan_run(composed).warnings)
+
+
 def test_devices_that_share_a_sequence_are_one_rank_of_a_mini_batch(tmp_path: Path) -> None:
     words = ["training.groups_per_step=6", "training.samples_per_group=4", "training.mini_batches=2"]
     assert not any("evenly" in line for line in warned(tmp_path, *words, "actor.parallel.ulysses=2"))

@@ -6,6 +6,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from quintet.config.dialects.composition.dataclass_defaults import class_tables
+from quintet.config.dialects.release_tables import Table
+
 HYDRA_MAIN = re.compile(r"^@hydra\.main\(([^)]*)\)", re.MULTILINE)
 OPTION = re.compile(r"""config_(path|name)\s*=\s*["']([^"']+)["']""")
 COMMENT = re.compile(r"^\s*#.*$", re.MULTILINE)
@@ -58,12 +61,11 @@ def trainer_code(module: str, found: Path) -> Mapping[str, str]:
     return code
 
 
-def code_around(file: Path, names: Iterable[str]) -> Mapping[str, str]:
-    """Return the code, without comments, of the `defaults` in modules of the checkout around a file, if any."""
+def class_defaults(file: Path, patterns: Iterable[str], classes: Mapping[str, str]) -> Mapping[str, Table]:
+    """Return the defaults of configurations, by their names, from classes in the checkout around a file, if any."""
     around = (Path(), *[*file.resolve().parents][:MAX_PARENTS])
-    modules = [next(filter(Path.is_file, (directory / name for directory in around)), None) for name in names]
-    code = "".join(_read_code(module) for module in modules if module is not None)
-    return {"defaults": code} if code else {}
+    tables = (class_tables(directory, patterns, classes) for directory in around)
+    return next(filter(None, tables), {})
 
 
 def _trainer_modules(program: Path, packages: tuple[Path, ...]) -> Iterator[tuple[Path, str]]:

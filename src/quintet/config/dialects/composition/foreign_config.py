@@ -156,6 +156,8 @@ class ForeignConfig:
     """Keys of overrides with `+`, by which Hydra adds keys that no file has."""
     trainer_files: tuple[Path, ...] = ()
     """Files that the trainer has in the checkout of the run."""
+    misfits: tuple[str, ...] = ()
+    """Overrides that Hydra refuses with the file that the trainer has in the checkout."""
 
     def leaves(self) -> list[str]:
         """Return the dotted keys that are set, without sections."""
@@ -166,7 +168,7 @@ class ForeignConfig:
         keys: dict[str, str] = {}
         for file in self.trainer_files:
             try:
-                keys |= _compose(file, [])[1]
+                keys |= _compose(file, []).sources
             except ConfigError:  # its defaults list may name files that are not checked out
                 read_file(file, keys)
         return keys
@@ -319,18 +321,23 @@ def compose_config(
     if path is not None:
         read_file(path, {})
     parsed = parse_overrides(overrides, override_sources)
-    tree, sources = _compose(path, parsed)
+    composed = _compose(path, parsed)
     added = frozenset(override.key for override in parsed if re.match(r"\+(?!\+)", override.text))
     appended = frozenset(override.key for override in parsed if override.text.startswith("+"))
     config = ForeignConfig(
-        tree, sources, replace(evidence, added=added), appended=appended, trainer_files=tuple(trainer_files)
+        composed.tree,
+        composed.sources,
+        replace(evidence, added=added),
+        appended=appended,
+        trainer_files=tuple(trainer_files),
     )
     if not is_frameworks_file:
         return config
     trainer_file_keys = frozenset(config.leaves()) - {
         name for each in parsed for name, _ in nested_keys(each.key, each.value)
     }
-    return replace(config, evidence=replace(config.evidence, trainer_file_keys=trainer_file_keys))
+    evidence = replace(config.evidence, trainer_file_keys=trainer_file_keys)
+    return replace(config, evidence=evidence, misfits=composed.misfits)
 
 
 def _compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:

@@ -44,7 +44,7 @@ RUN_KEYS = ("hydra.run.dir", "hydra.output_subdir")
 
 
 def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:
-    """Compose a file, the files in its defaults list, and overrides; return the source of each key, too.
+    """Compose a file, the files in its defaults list, and overrides.
 
     Of the `hydra` section, only the set keys of `RUN_KEYS` remain.
 
@@ -55,7 +55,7 @@ def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:
         # looking up a group takes 10 ms, and no group has a dot in its name
         names = {override.key for override in overrides if "." not in override.key}
         choices = {name for name in names if loader.get_group_options(name)}
-        config, defaults = _compose_with(loader, files, overrides, choices)
+        config, defaults, misfits = _compose_with(loader, files, overrides, choices)
     refuse_list_items(config, overrides)
     sources = _sources(files, defaults)
     for override in overrides:
@@ -63,7 +63,7 @@ def compose(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed:
             override.note(sources)
     delete_missing(config, sources)
     _reduce_hydra_section(config, [key for key in RUN_KEYS if key in sources])
-    return config, sources
+    return Composed(config, sources, misfits)
 
 
 @contextmanager
@@ -79,8 +79,8 @@ def _hydra(path: Path | None) -> Iterator[tuple[ConfigLoader, ConfigFiles]]:
 
 def _compose_with(
     loader: ConfigLoader, files: ConfigFiles, overrides: Sequence[ParsedOverride], choices: Collection[str]
-) -> tuple[DictConfig, Sequence[ResultDefault]]:
-    """Return the composed configuration and its defaults list.
+) -> tuple[DictConfig, Sequence[ResultDefault], tuple[str, ...]]:
+    """Return the composed configuration, its defaults list, and the overrides that Hydra refuses without `++`.
 
     Hydra parses each override twice more, so it only gets those that it needs; and all of them to describe an error,
     or to remove a key.
@@ -94,11 +94,11 @@ def _compose_with(
         others = [override for override in overrides if override not in plain]
         config, defaults = _load(loader, files, texts(others), overrides)
         OmegaConf.set_struct(config, False)
-        if set_keys(config, plain):
-            return config, defaults
+        if (misfits := set_keys(config, plain)) is not None:
+            return config, defaults, misfits
     config, defaults = _load(loader, files, texts(overrides), overrides)
     OmegaConf.set_struct(config, False)
-    return config, defaults
+    return config, defaults, ()
 
 
 def _hydra_override(override: ParsedOverride, *, is_choice: bool) -> str:

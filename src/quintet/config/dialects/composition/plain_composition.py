@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,14 +11,24 @@ from omegaconf.errors import OmegaConfBaseException
 
 from quintet.config.dialects.composition.interpolation import check_grammar
 from quintet.config.dialects.composition.overrides import ParsedOverride
-from quintet.config.yaml_reader import read_file, read_text
+from quintet.config.yaml_reader import COMMAND_LINE, read_file, read_text
 from quintet.errors import ConfigError
 
 HYDRA = "hydra"
 """Section that configures Hydra itself; it is read before composition."""
 DOTTED = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
-Composed = tuple[DictConfig, dict[str, str]]
-"""A tree, and the source of each key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Composed:
+    """A composed configuration."""
+
+    tree: DictConfig
+    sources: dict[str, str]
+    """Source of each key."""
+    misfits: tuple[str, ...] = ()
+    """Overrides that Hydra refuses, with their sources: those of keys that no file has, and those that add one with `+`
+    that a file has."""
 
 
 def compose_plainly(path: Path | None, overrides: Sequence[ParsedOverride]) -> Composed | None:
@@ -28,15 +39,15 @@ def compose_plainly(path: Path | None, overrides: Sequence[ParsedOverride]) -> C
     """
     if not all(override.sets_key and not _is_group(path, override.key) for override in overrides):
         return None
-    composed = (OmegaConf.create(), {}) if path is None else read_single_file(path)
-    if composed is None or not set_keys(composed[0], overrides):
+    composed = Composed(OmegaConf.create(), {}) if path is None else read_single_file(path)
+    misfits = None if composed is None else set_keys(composed.tree, overrides)
+    if composed is None or misfits is None:
         return None
-    config, sources = composed
-    refuse_list_items(config, overrides)
+    refuse_list_items(composed.tree, overrides)
     for override in overrides:
-        override.note(sources)
-    delete_missing(config, sources)
-    return config, sources
+        override.note(composed.sources)
+    delete_missing(composed.tree, composed.sources)
+    return replace(composed, misfits=misfits)
 
 
 def _is_group(path: Path | None, key: str) -> bool:
@@ -44,14 +55,35 @@ def _is_group(path: Path | None, key: str) -> bool:
     return path is not None and "." not in key and (path.parent / key).is_dir()
 
 
-def set_keys(config: DictConfig, overrides: Sequence[ParsedOverride]) -> bool:
-    """Set the keys of overrides; return false at one that cannot be set, which Hydra describes."""
+def set_keys(config: DictConfig, overrides: Sequence[ParsedOverride]) -> tuple[str, ...] | None:
+    """Set the keys of overrides; return those that Hydra refuses without `++`, or None at one that cannot be set, which
+    Hydra describes."""
+    misfits: list[str] = []
     try:
         for override in overrides:
+            if _is_misfit(config, override):
+                misfits.append(f"{override.name} ({override.source})")
             OmegaConf.update(config, override.key, override.value, merge=True, force_add=True)
     except (OmegaConfBaseException, RecursionError, ValueError, TypeError, LookupError, AssertionError):
+        return None
+    return tuple(misfits)
+
+
+def _is_misfit(config: DictConfig, override: ParsedOverride) -> bool:
+    """Whether an override of a script sets a key that is not there, or adds one that has a value."""
+    if override.source == COMMAND_LINE or re.search(r"\.ya?ml:", override.source):
         return False
-    return True
+    section: Any = config
+    *sections, last = override.key.split(".")
+    for part in sections:
+        if not isinstance(section, DictConfig):
+            return False  # an interpolation, or a list
+        section = section._get_node(part)
+    node = section._get_node(last) if isinstance(section, DictConfig) else None
+    if not override.text.startswith("+"):
+        return node is None and (section is None or isinstance(section, DictConfig))
+    is_added = not override.text.startswith("++") and not isinstance(override.value, Mapping | list)
+    return is_added and node is not None and not (node._is_none() or node._is_missing())
 
 
 def read_single_file(path: Path) -> Composed | None:
@@ -68,7 +100,7 @@ def read_single_file(path: Path) -> Composed | None:
         return None
     if {"defaults", HYDRA} & tree.keys() or "@package" in read_text(path)[:512]:
         return None
-    return OmegaConf.create(tree), sources
+    return Composed(OmegaConf.create(tree), sources)
 
 
 def refuse_list_items(config: DictConfig, overrides: Sequence[ParsedOverride]) -> None:

@@ -232,7 +232,8 @@ class BuiltIns:
         if not signals or action in ("", "-") or action.startswith("-"):
             return
         is_run = {"DEBUG", "ERR", "RETURN"} & {signal.removeprefix("SIG").upper() for signal in signals}
-        if (is_run and not HARMLESS_ACTION.fullmatch(action)) or re.search("python|torchrun|\ue000", action):
+        is_known = "\ue000" not in action and not is_run
+        if not (is_known or HARMLESS_ACTION.fullmatch(action)) or re.search("python|torchrun", action):
             raise self.assignments.unsupported(f"trap '{self.variables.shown(action)}' {' '.join(signals)}")
 
 

@@ -22,7 +22,11 @@ from quintet.config.dialects.vagen.env_sections import (
 from quintet.config.dialects.vagen.evaluation_file import is_evaluation_run
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dialects.verl.batches import StepSize
-from quintet.config.dialects.verl.constraints import REWARDS_OF_SINGLES, shared_problems
+from quintet.config.dialects.verl.constraints import (
+    REWARDS_OF_SINGLES,
+    shared_problems,
+    uneven_mini_batches_to_native,
+)
 from quintet.config.dialects.verl.critic import critic_defaults
 from quintet.config.dialects.verl.learners import learning_from_native, learning_to_native, policy_tree
 from quintet.config.dialects.verl.run_settings import (
@@ -39,6 +43,7 @@ from quintet.config.problems import ConfigProblem
 
 GROUPS, SAMPLES, RESPONSES = "data.train_batch_size", "rollout_manager.n_trajectory", "actor_rollout_ref.rollout.n"
 MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+STRATEGY = "actor_rollout_ref.actor.strategy"
 STEPS, EPOCHS = "trainer.total_training_steps", "trainer.total_epochs"
 TRAJECTORY = "data.max_trajectory_length"
 START = "data.max_prompt_length"
@@ -107,8 +112,9 @@ def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield from other.conflicts(values)
         return
     yield from env_problems(values)
-    episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
-    yield from values.divisor_problems(MINI_BATCH, values[GROUPS] * values[SAMPLES], episodes)
+    if values[STRATEGY] not in ("fsdp", "fsdp2"):  # whose workers split the episodes of a step, whatever is left
+        episodes = f"episodes of a step, from {values.describe(GROUPS, SAMPLES)}"
+        yield from values.divisor_problems(MINI_BATCH, values[GROUPS] * values[SAMPLES], episodes)
     yield from _length_problems(values)
     has_reference = _kl_coefficient_key(values) is not None
     yield from shared_problems(values, _step_size(values), SAMPLES, has_reference=has_reference)
@@ -143,7 +149,7 @@ def _step_size(values: ForeignValues) -> StepSize:
     responses = values[RESPONSES]
     return StepSize(
         sequences=values[GROUPS] * values[SAMPLES] * responses,
-        mini_batch=values[MINI_BATCH] * responses,
+        mini_batch=min(values[MINI_BATCH], values[GROUPS] * values[SAMPLES]) * responses,
         max_tokens=values[TRAJECTORY],
         sequences_from=(GROUPS, SAMPLES),
         mini_batch_from=MINI_BATCH,
@@ -211,6 +217,7 @@ def _data_to_native(values: ForeignValues, native: NativeBuilder) -> None:
 
 def _batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     native.apply(RULES)
+    uneven_mini_batches_to_native(values, native, (GROUPS, SAMPLES), RESPONSES)
     native.set("training.samples_per_group", values[SAMPLES] * values[RESPONSES], SAMPLES, RESPONSES)
     envs = env_sections(values)
     states, sizes = sum(env["train_size"] for env in envs), [env.key("train_size") for env in envs]

@@ -1,5 +1,6 @@
 """Constraints between verl's keys, which VAGEN shares."""
 
+import math
 from collections.abc import Iterator
 
 from quintet.config.dialects.algorithm_choice import ADVANTAGE, config_class
@@ -51,13 +52,18 @@ def mini_batch_size_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
         yield from values.divisor_problems(MINI_BATCH, values[PROMPTS], prompts)
 
 
-def uneven_mini_batches_to_native(values: ForeignValues, native: NativeBuilder) -> None:
-    """Set mini-batches that do not divide the prompts of a step, of which the last one is smaller, or the only one."""
-    if values[MINI_BATCH] > values[PROMPTS]:
-        native.set("training.mini_batches", 1, MINI_BATCH, PROMPTS)
-    elif values[PROMPTS] % values[MINI_BATCH]:
-        native.set("training.mini_batches", 1, MINI_BATCH, PROMPTS)
-        native.set("training.mini_batch_sequences", values[MINI_BATCH] * values[SAMPLES], MINI_BATCH, SAMPLES)
+def uneven_mini_batches_to_native(
+    values: ForeignValues, native: NativeBuilder, step: tuple[str, ...], samples: str
+) -> None:
+    """Set mini-batches that do not divide a step, of which the last one is smaller, or the only one.
+
+    The size of a step is the product of the keys in `step`, and `samples` is the key of the sequences of each.
+    """
+    size, total = values[MINI_BATCH], math.prod(values[key] for key in step)
+    if total % size:
+        native.set("training.mini_batches", 1, MINI_BATCH, *step)
+    if size < total and total % size:
+        native.set("training.mini_batch_sequences", size * values[samples], MINI_BATCH, samples)
 
 
 def shared_problems(

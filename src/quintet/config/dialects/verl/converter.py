@@ -144,7 +144,7 @@ def _ppo_to_native(values: ForeignValues, native: NativeBuilder) -> None:
     tools_to_native(values, native)
     run_to_native(values, native)
     if not is_fully_async(values):
-        uneven_mini_batches_to_native(values, native)
+        uneven_mini_batches_to_native(values, native, (PROMPTS,), SAMPLES)
     _rounds_to_native(values, native)
     separate_engines_to_native(values, native)
     distillation_to_native(values, native)
