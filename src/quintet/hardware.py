@@ -12,10 +12,12 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 DEVICES = Path("/dev")
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def num_gpus() -> int:
@@ -49,8 +51,24 @@ def cpu_cores() -> int:
 
 
 def memory_bytes() -> int:
-    """Return the size of host memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the size of host memory, or the limit of this process's control groups if that is smaller."""
+    return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *_group_limits()))
+
+
+def _group_limits() -> Iterator[int]:
+    """Yield the memory limits of the control groups that this process is in, of either version of cgroups."""
+    try:
+        lines = MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        lines = []
+    for controllers, path in (line.split(":", 2)[1:] for line in lines):
+        if controllers and "memory" not in controllers.split(","):
+            continue
+        root, name = (CGROUPS / "memory", "memory.limit_in_bytes") if controllers else (CGROUPS, "memory.max")
+        group = root / path.lstrip("/")
+        for directory in (group, *group.parents):
+            with suppress(OSError, ValueError):
+                yield int((directory / name).read_text())
 
 
 def is_installed(module: str) -> bool:
