@@ -367,8 +367,11 @@ def _print_disk(out: Console, plan: RunPlan) -> None:
         return
     section(out, "Disk, estimated")
     sizes = f"{_counted(use.checkpoints, 'checkpoint')} of up to {format_bytes(use.checkpoint)}"
-    free = "" if plan.machine is None else f", and {format_bytes(free_bytes(plan.config))} are free"
-    out.print(f"  {sizes} at a time and final weights take {format_bytes(use.total)} of {plan.config.output_dir}{free}")
+    free = "" if plan.machine is None else f"; {format_bytes(free_bytes(plan.config))} are free"
+    line = (
+        f"  {sizes} at a time and final weights take {format_bytes(use.total)} of {clean(plan.config.output_dir)}{free}"
+    )
+    out.print(line, soft_wrap=True)
 
 
 def _memory_cells(use: MemoryUse) -> list[str]:

@@ -84,14 +84,14 @@ Check = Callable[[PlannedRun], Iterator[str]]
 
 def advice(planned: PlannedRun) -> tuple[str, ...]:
     """Return all warnings, those that affect results first."""
-    checks: tuple[Check, ...] = (_machine, _disk, _devices, _tight, _family)
+    checks: tuple[Check, ...] = (_disk, _devices, _tight, _family)
     if _reinforces(planned.config):
         checks = (_validation, _budgets, _uneven, _recompute, *checks)
     return (*result_warnings(planned), *(line for check in checks for line in check(planned)))
 
 
 def result_warnings(planned: PlannedRun) -> tuple[str, ...]:
-    """Return the warnings about what the run learns, without those about its time and memory."""
+    """Return the warnings about what the run learns, and about more memory than this machine has."""
     checks: tuple[Check, ...] = (_machine, _rates, _fine_tuning_rate)
     if _reinforces(planned.config):
         checks = (*checks, _warmup, _divergence, _overlap, _context, _history, _images)

@@ -339,6 +339,7 @@ def _memory_json(plan: RunPlan) -> dict[str, Any]:
     return {
         "unknown": {key: asdict(model) for key, model in plan.models.unknown.items()},
         "device_bytes": plan.device_bytes,
+        "machine": None if plan.machine is None else asdict(plan.machine),
         "components": {name: use.to_json() for name, use in plan.memory.active.items()},
         "idle": {name: use.to_json() for name, use in plan.memory.idle.items()},
         "peaks": [

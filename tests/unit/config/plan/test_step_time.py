@@ -154,7 +154,7 @@ def test_tokens_are_sent_to_their_experts_and_back(tmp_path: Path) -> None:
 
 
 def test_tensor_parallel_layers_exchange_hidden_states_and_pipelines_wait(tmp_path: Path) -> None:
-    """Megatron, TP 2 × PP 2 on 4 devices: 64 sequences in 3 passes of up to 1608 tokens; twice in each pass of each of 14 layers all hidden
+    """Megatron, TP 2 × PP 2 on 4 devices: 64 sequences in 3 passes; twice in each pass of each of 14 layers all hidden
     states are reduced and gathered; both passes wait for a third of that time; no gradients are exchanged."""
     split = ("actor.parallel.tensor=2", "actor.parallel.pipeline=2")
     words = ("actor.backend=megatron", "training.micro_batch_tokens=1608", *split)
