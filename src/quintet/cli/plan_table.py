@@ -133,8 +133,8 @@ def _arithmetic_rows(plan: RunPlan) -> Iterator[Row]:
 
 def _time_rows(seconds: float | None) -> Iterator[Row]:
     if seconds is not None:
-        how = "about, on this machine: sequences of maximum length,\nwithout environments, rewards and optimizer steps"
-        yield "time of a step", format_time(seconds), how
+        how = "on this machine with sequences of maximum length,\nwithout environments, rewards and optimizer steps"
+        yield "time of a step", f"≤ {format_time(seconds)}", how
 
 
 def format_time(seconds: float) -> str:

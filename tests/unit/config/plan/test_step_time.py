@@ -72,6 +72,14 @@ def test_an_update_is_a_forward_and_a_backward_pass_of_twice_the_work(tmp_path: 
     assert adapted == pytest.approx(8 * 2 * forward)
 
 
+def test_a_step_of_fine_tuning_is_one_update_on_its_rows(tmp_path: Path) -> None:
+    """16 rows of 96 tokens, forward and backward."""
+    words = ("sft.batch=16", "sft.max_tokens=96", "data.train_files=[x.jsonl]")
+    found = seconds(on(tmp_path, "Qwen2.5-7B", 1, 1, *words))
+    tokens, flops = 16 * 96, 2 * (P - EMBEDDING) + 2 * 28 * 28 * 128 * 96
+    assert found == {"update of actor": pytest.approx(3 * tokens * flops / COMPUTE * (1 + 512 / tokens))}
+
+
 def test_small_micro_batches_are_slower(tmp_path: Path) -> None:
     small = seconds(on(tmp_path, "Qwen2.5-7B", 1, 1, "training.micro_batch_tokens=1024"))["update of actor"]
     assert small == pytest.approx(8 * 3 * TOKENS * FLOPS / COMPUTE * (1 + 512 / 1072))
