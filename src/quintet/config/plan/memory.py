@@ -193,11 +193,11 @@ def machine_warning(composed: ComposedConfig, estimate: Estimate, machine: Machi
     peak = estimate(composed.experiment).fullest
     if peak is None or peak.total <= machine.device_bytes:
         return None
-    each = f" each of {machine.processes} processes" if machine.processes > 1 else ""
-    kind = "memory" if machine.on_cpu else "memory of its GPU"
-    needed = f"{format_bytes(peak.total)} of the {format_bytes(machine.device_bytes)} {kind}"
+    share = f" for each of {machine.processes} processes" if machine.processes > 1 and machine.on_cpu else ""
+    size = f"{'which' if machine.on_cpu else 'whose GPU'} has {format_bytes(machine.device_bytes)} of memory{share}"
     _, hint = _remedy(composed, estimate, machine.device_bytes)
-    return f"on this machine the run needs{each} {needed} {peak.phase}: {largest_parts(peak)}; {hint}"
+    needed = f"the run needs {format_bytes(peak.total)} {peak.phase}: {largest_parts(peak)}"
+    return f"on this machine, {size}, {needed}; {hint}"
 
 
 def _remedy(composed: ComposedConfig, estimate: Estimate, limit: int) -> tuple[str, str]:

@@ -43,7 +43,7 @@ def test_a_gpu_of_this_machine_is_compared(tmp_path: Path, monkeypatch: pytest.M
     assert machine_of(single.experiment) == Machine(24 * GIB, 1, on_cpu=False)
     assert machine_of(pair.experiment) is None
     (warning,) = [line for line in plan_run(single).warnings if "on this machine" in line]
-    assert "of the 24.0 GiB memory of its GPU" in warning
+    assert warning.startswith("on this machine, whose GPU has 24.0 GiB of memory, the run needs ")
 
 
 def test_a_run_beyond_this_machine_is_told_with_what_helps_in_plan_and_at_start(tmp_path: Path) -> None:
@@ -52,7 +52,8 @@ def test_a_run_beyond_this_machine_is_told_with_what_helps_in_plan_and_at_start(
     plan = plan_run(on(tmp_path, "Qwen2.5-0.5B", 1, 1, *words, "rollout.max_concurrent=4"))
     for warnings in (plan.warnings, result_warnings(plan)):
         (warning,) = [line for line in warnings if line.startswith("on this machine")]
-        assert "of the 8.0 GiB memory while the actor learns: activations of actor" in warning
+        assert warning.startswith("on this machine, which has 8.0 GiB of memory, the run needs ")
+        assert " while the actor learns: activations of actor " in warning
         assert "what helps most: " in warning
         assert "training.micro_batch_tokens=" in warning or "actor.gradient_checkpointing=true" in warning
 
