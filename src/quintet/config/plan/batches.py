@@ -121,9 +121,11 @@ def rank_workload(config: Experiment, learner: str, ranks: int, *, inference: bo
         )
         episodes = min(episodes, sequences)
     budget = micro_batch_limits(config, learner, inference=inference)
-    total, predicted = packed_tokens(config, sequences, ranks), _max_predicted_tokens(config)
-    work = _workload(ranks, sequences, total, max_sequence_tokens(config), predicted, budget)
-    return replace(work, episodes_per_rank=episodes)
+    length = max_sequence_tokens(config)
+    work = _workload(ranks, sequences, sequences * length, length, _max_predicted_tokens(config), budget)
+    # the number of micro-batches stays a maximum, as in frameworks that do not share prompts
+    tokens = min(work.tokens_per_micro_batch, packed_tokens(config, sequences, ranks))
+    return replace(work, episodes_per_rank=episodes, tokens_per_micro_batch=tokens)
 
 
 def warm_start_workload(config: Experiment, ranks: int) -> RankWorkload | None:

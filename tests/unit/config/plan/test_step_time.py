@@ -165,12 +165,12 @@ def test_tensor_parallel_layers_exchange_hidden_states_and_pipelines_wait(tmp_pa
     """Megatron, TP 2 × PP 2 on 4 devices: 64 sequences in 3 passes; twice in each pass of each of 14 layers all hidden
     states are reduced and gathered; both passes wait for a third of that time; no gradients are exchanged."""
     split = ("actor.parallel.tensor=2", "actor.parallel.pipeline=2")
-    words = ("actor.backend=megatron", "training.micro_batch_tokens=1608", *split)
+    words = ("actor.backend=megatron", *split)
     found = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, *words))["update of actor"]
     exchanged = sent(on(tmp_path, "Qwen2.5-7B", 1, 4, *words))["link", "tensor parallelism"]
     tokens = TOKENS
     assert exchanged == pytest.approx(8 * 2 * 14 * 4 * tokens * 3584 * 2 / 2)
-    products = tokens * FLOPS * 3 / 4 / COMPUTE * (1 + 2 * 512 / 1608)
+    products = tokens * FLOPS * 3 / 4 / COMPUTE * (1 + 2 * 512 / TOKENS)
     exchange = 2 * 14 * 4 * tokens * 3584 * 2 / 2 / LINK
     assert found == pytest.approx(8 * (products + exchange) * (1 + 1 / 3))
 
