@@ -23,7 +23,8 @@ from quintet.config.fit.variants import Cluster
 from quintet.config.plan.advice import TIGHT_FIT
 from quintet.config.plan.costs import Cost
 from quintet.config.plan.devices import find_device
-from quintet.config.plan.memory import GIB, largest_parts, plan_memory
+from quintet.config.plan.format_sizes import GIB
+from quintet.config.plan.memory import largest_parts, plan_memory
 from quintet.config.plan.models import find_models
 from quintet.config.plan.placement import check_placement, place_components
 from quintet.config.plan.step_time import episodes_per_slot, step_costs, total_seconds

@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import math
 import os
 import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 DEVICES = Path("/dev")
+CGROUPS, MEMBERSHIP = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def num_gpus() -> int:
@@ -44,13 +47,40 @@ def nvidia_smi() -> tuple[str, ...]:
 
 
 def cpu_cores() -> int:
-    """Count the CPU cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """Count the CPU cores that this process may use; the time that its control groups may use is whole cores."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min((cores, *(max(1, math.ceil(quota)) for quota in _cpu_quotas())))
 
 
 def memory_bytes() -> int:
-    """Return the size of host memory."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    """Return the size of host memory, or the limit of this process's control groups if that is smaller."""
+    limits = [int(text) for text in _group_files("memory", "memory.limit_in_bytes", "memory.max") if text.isdecimal()]
+    return min((os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), *limits))
+
+
+def _cpu_quotas() -> Iterator[float]:
+    """Yield the CPU limits of this process's control groups, cores."""
+    quotas = [text.split() for text in _group_files("cpu", "cpu.cfs_quota_us", "cpu.max")]
+    periods = [text.split()[-1] for text in _group_files("cpu", "cpu.cfs_period_us", "cpu.max")]
+    for (quota, *_), period in zip(quotas, periods, strict=False):
+        if quota.isdecimal() and period.isdecimal() and int(period):  # without a limit: -1, or max
+            yield int(quota) / int(period)
+
+
+def _group_files(controller: str, name: str, unified_name: str) -> Iterator[str]:
+    """Yield the contents of a file in each control group that this process is in: `name` in version 1 of cgroups,
+    where a controller has groups of its own, `unified_name` in version 2."""
+    try:
+        lines = MEMBERSHIP.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    for controllers, path in (line.split(":", 2)[1:] for line in lines):
+        if controllers and controller not in controllers.split(","):
+            continue
+        group = (CGROUPS / controllers if controllers else CGROUPS) / path.lstrip("/")
+        for directory in (group, *group.parents):
+            with suppress(OSError):
+                yield (directory / (name if controllers else unified_name)).read_text(encoding="utf-8").strip()
 
 
 def is_installed(module: str) -> bool:

@@ -20,7 +20,7 @@ from quintet.cli.plan_table import numbers_table, page, section
 from quintet.config.capabilities import Requires
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import TrackingConfig
-from quintet.config.plan.memory import format_bytes
+from quintet.config.plan.format_sizes import format_bytes
 from quintet.kernels.build import KERNELS_VARIABLE, find_compiler
 from quintet.registry import Entry, Registry
 from quintet.sandbox.protections import Protection, protections

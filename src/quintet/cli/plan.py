@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from quintet.cli.choices import check_action_policy, missing_packages, unknown_choices
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import InspectedConfig, inspect_config
+from quintet.cli.cpu_rate import measure_cpu
 from quintet.cli.key_table import print_keys
 from quintet.cli.plan_table import print_plan
 from quintet.cli.row_checks import check_graded_rows
 from quintet.config.checks.processes import torchrun_command
 from quintet.config.checks.unsupported import unsupported_values
 from quintet.config.key_states import KeyState, count_states, describe_counts, key_states
-from quintet.config.plan.memory import GIB
+from quintet.config.plan.format_sizes import GIB
 from quintet.config.plan.models import is_hub_name
 from quintet.config.plan.run_plan import plan_run
 from quintet.config.problems import ConfigProblem, raise_problems
@@ -54,15 +55,25 @@ def run(
     if plan.data is not None and plan.data.rows is not None and not missing:
         check_graded_rows(inspected.composed)
     remarks = (*inspected.composed.remarks, *inspected.remarks)
+    shape = plan.timed_shape
+    step_seconds = None if shape is None else plan.step_seconds(measure_cpu(shape))
     start, release = torchrun_command(inspected.composed.experiment), inspected.composed.release
     if as_json:
         lists = {"not_yet": _to_json(unsupported), "not_here": _to_json(missing), "remarks": list(remarks)}
-        content = plan.to_json() | {"start": start, "release": release or None, "keys": count_states(states)}
+        content = plan.to_json() | {"start": start, "step_seconds": step_seconds}
+        content |= {"release": release or None, "keys": count_states(states)}
         print(json.dumps(content | lists, indent=1))
     else:
         keys = describe_counts(states)
         print_plan(
-            plan, start=start, release=release, unsupported=unsupported, missing=missing, remarks=remarks, keys=keys
+            plan,
+            start=start,
+            release=release,
+            unsupported=unsupported,
+            missing=missing,
+            remarks=remarks,
+            keys=keys,
+            step_seconds=step_seconds,
         )
 
 

@@ -15,7 +15,7 @@ from quintet import hardware
 from quintet.cli.config_source import with_further
 from quintet.cli.configuration import inspect_config, reread_config
 from quintet.cli.options import PlanOptions
-from quintet.cli.plan_table import describe_parallelism, page, plain_table, section
+from quintet.cli.plan_table import describe_parallelism, format_time, page, plain_table, section
 from quintet.cli.translate import check_new_file, write_text
 from quintet.config.composed import ComposedConfig
 from quintet.config.divisors import divisors
@@ -23,7 +23,7 @@ from quintet.config.fit.proposals import EQUAL_TIMES, FitResult, Proposal, find_
 from quintet.config.fit.variants import Cluster
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.devices import REFERENCE_DEVICE, DeviceFigures, device_of_machine, find_device
-from quintet.config.plan.memory import GIB, format_bytes
+from quintet.config.plan.format_sizes import GIB, format_bytes
 from quintet.config.plan.placement import Component
 from quintet.config.yaml_writer import dump_config
 from quintet.errors import ConfigError
@@ -165,7 +165,7 @@ def _print_table(out: Console, result: FitResult) -> None:
     table = plain_table(*numbers, "actor", "engines")
     for number, proposal in enumerate(result.proposals, start=1):
         cells = map(_describe, filter(None, map(proposal.placement.of, ("actor", "rollout"))))
-        table.add_row(str(number), _format_time(proposal.step_seconds), format_bytes(proposal.peak.total), *cells)
+        table.add_row(str(number), format_time(proposal.step_seconds), format_bytes(proposal.peak.total), *cells)
     out.print(Padding(table, (0, 0, 0, 2)))
     percent = f"{EQUAL_TIMES - 1:.0%}"
     out.print(f"  Times within {percent} count as equal; of those, the one that changes less comes first.", style="dim")
@@ -175,7 +175,3 @@ def _describe(component: Component) -> str:
     is_single_device = component.parallelism.devices_per_copy == component.copies == component.num_processes
     is_alone = component.name == "rollout" and component.parallelism.devices_per_copy == 1
     return f"{component.copies} × {'1 device' if is_single_device or is_alone else describe_parallelism(component)}"
-
-
-def _format_time(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"

@@ -19,7 +19,7 @@ from quintet.cli.plan_table import page, section
 from quintet.config.composed import ComposedConfig
 from quintet.config.fit.overrides import merge_overrides, remedies_of, to_overrides
 from quintet.config.plan.devices import device_of_machine
-from quintet.config.plan.memory import GIB
+from quintet.config.plan.format_sizes import GIB
 from quintet.config.plan.run_plan import plan_run
 from quintet.errors import ConfigError
 

@@ -15,7 +15,9 @@ from rich.text import Text
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.component_memory import MemoryUse
-from quintet.config.plan.memory import MemoryPeak, format_bytes
+from quintet.config.plan.disk import free_bytes
+from quintet.config.plan.format_sizes import format_bytes
+from quintet.config.plan.memory import TITLES, MemoryPeak
 from quintet.config.plan.models import policy_path
 from quintet.config.plan.placement import Component, Placement, format_ranges
 from quintet.config.plan.row_counts import num_epochs
@@ -55,12 +57,13 @@ def print_plan(
     missing: Sequence[ConfigProblem] = (),
     remarks: Sequence[str] = (),
     keys: str = "",
+    step_seconds: float | None = None,
 ) -> None:
     """Print the plan; `start` is the torchrun command of a run that needs one, `release` the release of its defaults,
-    `keys` the numbers of keys by state."""
+    `keys` the numbers of keys by state, `step_seconds` the time of a step on this machine."""
     with page() as out:
         _print_run(out, plan, release)
-        if rows := list(_arithmetic_rows(plan)):
+        if rows := [*_arithmetic_rows(plan), *_time_rows(step_seconds)]:
             section(out, "Arithmetic")
             out.print(numbers_table(rows))
         if plan.placement.components:
@@ -70,8 +73,10 @@ def print_plan(
             _print_weight_transfers(out, plan.config)
             if start is not None:
                 out.print(f"  Start: {start}", style="dim", markup=False, highlight=False)
-            section(out, "Memory of one device, estimated")
+            on_cpu = plan.machine is not None and plan.machine.on_cpu
+            section(out, f"Memory of {'the process' if on_cpu else 'one device'}, estimated")
             _print_memory(out, plan)
+            _print_disk(out, plan)
         if keys:
             section(out, "Keys that are set")
             out.print(f"  {keys}; `quintet plan --keys` lists them", soft_wrap=True)
@@ -149,6 +154,17 @@ def _arithmetic_rows(plan: RunPlan) -> Iterator[Row]:
         yield from _rank_rows(plan)
         yield from _image_rows(plan)
         yield from _run_rows(plan)
+
+
+def _time_rows(seconds: float | None) -> Iterator[Row]:
+    if seconds is not None:
+        how = "on this machine with sequences of maximum length,\nwithout environments, rewards and optimizer steps"
+        yield "time of a step", f"≤ {format_time(seconds)}", how
+
+
+def format_time(seconds: float) -> str:
+    """Format seconds with two or three digits."""
+    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.1f} s" if seconds >= 10 else f"{seconds:.2f} s"
 
 
 def _sft_rows(plan: RunPlan) -> Iterator[Row]:
@@ -360,13 +376,27 @@ def _print_memory(out: Console, plan: RunPlan) -> None:
         return
     parts = ("weights", "gradients", "optimizer", "activations", "logits", "KV cache", "sum", "idle")
     table = plain_table("component", *(Column(part, justify="right", no_wrap=True) for part in parts))
-    titles = {component.name: component.title for component in plan.placement.components}
+    titles = {**TITLES, **{component.name: component.title for component in plan.placement.components}}
     for name, use in plan.memory.active.items():
         table.add_row(titles[name], *_memory_cells(use), format_bytes(plan.memory.idle[name].total))
     out.print(Padding(table, (0, 0, 0, 2)))
     for peak in plan.memory.peaks:
-        out.print(_peak(peak, plan.device_bytes))
-    out.print("  Estimates; on a GPU, CUDA, communication and fragmentation need another 2 to 4 GiB.", style="dim")
+        out.print(_peak(peak, plan.machine.device_bytes if plan.machine else plan.device_bytes))
+    if plan.machine is None or not plan.machine.on_cpu:
+        out.print("  Estimates; on a GPU, CUDA, communication and fragmentation need another 2 to 4 GiB.", style="dim")
+
+
+def _print_disk(out: Console, plan: RunPlan) -> None:
+    use = plan.disk
+    if use is None:
+        return
+    section(out, "Disk, estimated")
+    sizes = f"{_counted(use.checkpoints, 'checkpoint')} of up to {format_bytes(use.checkpoint)}"
+    free = "" if plan.machine is None else f"; {format_bytes(free_bytes(plan.config))} are free"
+    line = (
+        f"  {sizes} at a time and final weights take {format_bytes(use.total)} of {clean(plan.config.output_dir)}{free}"
+    )
+    out.print(line, soft_wrap=True)
 
 
 def _memory_cells(use: MemoryUse) -> list[str]:

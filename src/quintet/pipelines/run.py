@@ -14,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
-from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
+from quintet.config.plan.disk import disk_problem
 from quintet.config.plan.row_counts import learns_from_files
+from quintet.config.plan.run_plan import planned_disk
+from quintet.config.problems import raise_problems
 from quintet.config.yaml_writer import dump_config
 from quintet.data.tables import describe_data_files
 from quintet.errors import InterruptedRun
@@ -39,9 +41,6 @@ if TYPE_CHECKING:
 
     from quintet.runtime.controller import Controller
 
-PRESET_BYTES = 4 << 20
-LOG_BYTES = 16 << 20
-"""Estimated size of a run's metrics, episodes and report."""
 IN_WARM_START = "in_warm_start"
 """Key of a checkpoint's state: whether it is one of the warm start."""
 
@@ -199,11 +198,13 @@ def open_run(composed: ComposedConfig, console: Console, controller: Controller 
 
     Raises:
         MachineError: the directory cannot be written or is in use, or the checkpoint is damaged.
-        ConfigError: the configuration differs from the one that the checkpoint was saved with.
+        ConfigError: the configuration differs from the one that the checkpoint was saved with, or its checkpoints would
+            fill the disk.
     """
     config = composed.experiment
     directory = RunDirectory.from_config(config)
-    directory.create(_needed_bytes(composed, directory))
+    directory.create()
+    raise_problems(filter(None, [disk_problem(composed, planned_disk(composed))]))
     remote = _build_remote_store(config, directory)
     with directory.lock():
         progress = RecordedProgress(build_progress(console), directory.progress)
@@ -245,25 +246,6 @@ def _upload_missing_checkpoint(
     """Copy the run's last checkpoint to the store if an earlier process has not done it."""
     if checkpoint.directory.parent == directory.checkpoints and not remote.contains(checkpoint.directory):
         saver.publish(checkpoint.directory)
-
-
-def _needed_bytes(composed: ComposedConfig, directory: RunDirectory) -> int:
-    """Return a lower bound of what the run will still write: checkpoints of weights and, unless only adapters are
-    trained, two Adam moments in float32.
-
-    There is one checkpoint more than `checkpoint.keep` for a while, since the oldest is removed after the new one is
-    complete. Existing files are subtracted.
-    """
-    config = composed.experiment
-    num_checkpoints = min(config.checkpoint.keep + 1, compute_batch_arithmetic(composed).checkpoints)
-    source = config.sft.path if config.sft and config.sft.path else config.policy.path
-    path = Path(source) if source else None
-    weights = sum(file.stat().st_size for file in path.glob("*.safetensors")) if path else PRESET_BYTES
-    adapted = config.policy.lora or (config.sft and config.sft.lora)
-    copies = 3 if "optimizer" in config.checkpoint.contents and not adapted else 1
-    files = (file for root in (directory.checkpoints, directory.warm_start_checkpoints) for file in root.rglob("*"))
-    existing = sum(file.stat().st_size for file in files if file.is_file() and not file.is_symlink())
-    return max(0, copies * weights * num_checkpoints - existing) + LOG_BYTES
 
 
 def _copy_config(run: Run) -> None:

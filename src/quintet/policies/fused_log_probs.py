@@ -19,6 +19,27 @@ MAX_LOGITS_IN_MEMORY = 2**25
 """Size of a chunk of logits, tokens × vocabulary: 128 MiB in float32. If all logits fit into one chunk, they are saved
 for the backward pass."""
 
+_free_buffers: dict[torch.dtype, Tensor] = {}
+"""The largest buffer of logits of each type that no pass uses. All passes share one: the allocator would put
+activations where one was freed, so that the next pass would take further memory."""
+
+
+def _take_logits(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
+    """Return a buffer [rows, columns] with any content."""
+    buffer, size = _free_buffers.pop(dtype, None), rows * columns
+    if buffer is None or len(buffer) < size:
+        with torch.inference_mode(mode=False):
+            buffer = torch.empty(size, dtype=dtype)
+    return buffer[:size].view(rows, columns)
+
+
+def _give_back(logits: Tensor) -> None:
+    """Let the next pass use the buffer of `logits`."""
+    whole = logits.as_strided((logits.untyped_storage().nbytes() // logits.element_size(),), (1,), 0)
+    other = _free_buffers.get(logits.dtype)
+    if other is None or len(other) < len(whole):
+        _free_buffers[logits.dtype] = whole
+
 
 def fused_token_statistics(
     head: object, hidden_states: Tensor, targets: Tensor, temperature: float
@@ -73,7 +94,7 @@ class _FusedStatistics(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         weight_cast, chunk_size = weight.to(kernels.dtype), max(1, MAX_LOGITS_IN_MEMORY // len(weight))
         outputs = tuple(torch.empty(len(hidden_states)) for _ in range(4))
-        logits = hidden_states.new_empty(min(chunk_size, len(hidden_states)), len(weight))
+        logits = _take_logits(min(chunk_size, len(hidden_states)), len(weight), kernels.dtype)
         for start in range(0, len(hidden_states), chunk_size):
             part = slice(start, start + chunk_size)
             chunk = torch.mm(hidden_states[part], weight_cast.t(), out=logits[: len(hidden_states[part])])
@@ -82,6 +103,8 @@ class _FusedStatistics(torch.autograd.Function):
         logprobs, entropy, log_sums, squares = outputs
         ctx.kernels, ctx.temperature, ctx.head = kernels, temperature, head
         ctx.saved_logits = logits if needs_grad and len(logits) == len(hidden_states) else None
+        if ctx.saved_logits is None:
+            _give_back(logits)
         ctx.save_for_backward(hidden_states, weight_cast, targets, log_sums, entropy)
         ctx.mark_non_differentiable(squares)
         return logprobs, entropy, squares
@@ -94,7 +117,7 @@ class _FusedStatistics(torch.autograd.Function):
         chunk_size = max(1, MAX_LOGITS_IN_MEMORY // len(weight_cast))
         grad_hidden, grad_weight = torch.empty_like(hidden_states), torch.zeros(weight_cast.shape)
         logits = (
-            hidden_states.new_empty(min(chunk_size, len(hidden_states)), len(weight_cast))
+            _take_logits(min(chunk_size, len(hidden_states)), len(weight_cast), hidden_states.dtype)
             if saved_logits is None
             else saved_logits
         )
@@ -110,6 +133,7 @@ class _FusedStatistics(torch.autograd.Function):
             )
             torch.mm(chunk, weight_cast, out=grad_hidden[part])
             _add_product(ctx.kernels, grad_weight, chunk, hidden_states[part])
+        _give_back(logits)
         return None, grad_hidden, grad_weight, None, None, None, None
 
 

@@ -18,10 +18,11 @@ from rich.console import Console
 from safetensors.torch import load_file
 
 from quintet.config.compose import load_experiment
+from quintet.config.plan.disk import LOG_BYTES
+from quintet.config.plan.run_plan import planned_disk
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import rl
 from quintet.pipelines.rl import train
-from quintet.pipelines.run import LOG_BYTES, PRESET_BYTES
 from quintet.tracking.loggers import read_metrics
 from quintet.tracking.metrics import without_timing
 from quintet.training.checkpoint.checkpoint import MANIFEST_FILE, STATE_FILE
@@ -300,12 +301,11 @@ def test_an_earlier_runs_copies_arent_taken_for_those_of_one_that_began_anew(run
 def test_a_run_that_goes_on_asks_for_the_room_that_it_still_needs(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     first = run("training.steps=1")
     held = sum(file.stat().st_size for file in (first / "checkpoints").rglob("*") if file.is_file())
-    # one checkpoint beside the two that are kept
-    free = LOG_BYTES + 3 * 3 * PRESET_BYTES - held
+    free = LOG_BYTES + planned_disk(load_experiment(None, COMMON)).total - held
     monkeypatch.setattr("shutil.disk_usage", lambda place: SimpleNamespace(free=free))
     run()
     assert steps(first) == [1, 2]
-    with pytest.raises(MachineError, match="disk full"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.keep = 2 .*3 checkpoints of up to .*free\n.*output_dir="):
         run(name="b")
 
 

@@ -53,6 +53,28 @@ def test_scores_and_gradients_are_those_of_the_whole_matrix(
         assert float((ours - theirs).abs().max()) <= bound * float(theirs.abs().max())
 
 
+def test_passes_share_a_buffer_of_logits_and_keep_their_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pass whose logits wait for its backward pass keeps them while another one runs; a smaller one follows in the
+    memory of the larger."""
+    monkeypatch.setattr(module, "_free_buffers", {})
+    torch.manual_seed(1)
+    head = nn.Linear(32, 100, bias=False)
+    hidden = [torch.randn(rows, 32, requires_grad=True) for rows in (20, 33)]
+    targets = [torch.randint(0, 100, (len(states),)) for states in hidden]
+    waiting, later = (fused_token_statistics(head, *each, TEMPERATURE) for each in zip(hidden, targets, strict=True))
+    assert waiting is not None
+    assert later is not None
+    for actual, states, answers in zip((waiting, later), hidden, targets, strict=True):
+        expected = learnt(plain(head, states, answers), states, head)
+        for ours, theirs in zip(learnt(actual, states, head), expected, strict=True):
+            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    (buffer,) = module._free_buffers.values()
+    assert len(buffer) == 33 * 100
+    with torch.no_grad():
+        fused_token_statistics(head, hidden[0], targets[0], TEMPERATURE)
+    assert [kept.data_ptr() for kept in module._free_buffers.values()] == [buffer.data_ptr()]
+
+
 def test_a_token_without_a_chance_adds_nothing() -> None:
     """Minus infinity times nothing isn't a number."""
     head = nn.Linear(2, 3, bias=False)

@@ -54,12 +54,17 @@ def resolve_aliases(
             if alias != spec.wins:
                 remarks.append(f"{alias} ({source}) is read as {spec.key}")
         _drop_unset(config, spec, sources)
-        if spec.replaced_by in (release or {}) and spec.replaced_by not in config.sources and spec.key in sources:
-            remarks.append(
-                f"{spec.key} ({_delete(config, spec.key, sources)}) has no effect, because of {spec.replaced_by}"
-            )
+        remarks += _drop_replaced(config, spec, sources, release)
     _delete_empty_sections(config.sources, sources)
     return replace(config, sources=sources, aliases=written), tuple(remarks)
+
+
+def _drop_replaced(
+    config: ForeignConfig, spec: KeySpec, sources: dict[str, str], release: Collection[str]
+) -> Iterator[str]:
+    """Delete a key that a key of the release replaces; yield a remark."""
+    if spec.replaced_by in release and spec.replaced_by not in config.sources and spec.key in sources:
+        yield f"{spec.key} ({_delete(config, spec.key, sources)}) has no effect, because of {spec.replaced_by}"
 
 
 def _shared_specs(

@@ -15,7 +15,8 @@ from itertools import product
 from quintet.config.composed import ComposedConfig, with_values
 from quintet.config.fit.overrides import Changes, Reload, read_back, to_overrides
 from quintet.config.fit.variants import Cluster, Variant, VariantSearch, undominated
-from quintet.config.plan.memory import PHASES, MemoryPeak, format_bytes, largest_parts, memory_peaks, plan_memory
+from quintet.config.plan.format_sizes import format_bytes
+from quintet.config.plan.memory import PHASES, MemoryPeak, largest_parts, memory_peaks, plan_memory
 from quintet.config.plan.models import Models, UnknownModel, find_models
 from quintet.config.plan.parallelism import Parallelism
 from quintet.config.plan.placement import LEARNERS, Placement, place_components

@@ -2,13 +2,17 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 from quintet.config.composed import ComposedConfig, config_value
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import BatchArithmetic
 from quintet.config.plan.batches import max_sequence_tokens, micro_batch_limits
+from quintet.config.plan.disk import DiskUse, disk_problem, plan_disk
+from quintet.config.plan.format_sizes import format_bytes
 from quintet.config.plan.images import has_unknown_images, largest_images
-from quintet.config.plan.memory import MemoryPlan, format_bytes, memory_savings
+from quintet.config.plan.machine import Machine
+from quintet.config.plan.memory import MemoryPlan, machine_warning, memory_savings, plan_memory
 from quintet.config.plan.models import Models
 from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.placement import Placement, format_ranges, nearest_batches
@@ -33,12 +37,37 @@ class PlannedRun:
     """None if the run does not learn from files."""
     placement: Placement
     models: Models
-    memory: MemoryPlan
     device_bytes: int | None
+    machine: Machine | None
+    """This machine, None if the run is for other devices."""
 
     @property
     def config(self) -> Experiment:
         return self.composed.experiment
+
+    @cached_property
+    def memory(self) -> MemoryPlan:
+        return self.estimate_memory(self.config)
+
+    def estimate_memory(self, config: Experiment) -> MemoryPlan:
+        """Return the memory of the run with changed settings."""
+        machine = self.machine
+        return plan_memory(
+            config,
+            self.placement,
+            self.models,
+            machine.device_bytes if machine and not machine.on_cpu else self.device_bytes,
+            on_cpu=machine is not None and machine.on_cpu,
+            steps=self.steps,
+            validation_starts=self.validation_starts,
+        )
+
+    @property
+    def disk(self) -> DiskUse | None:
+        """What the run writes to disk; None if it saves no checkpoint."""
+        if self.config.evaluation is not None or self.config.generation is not None:
+            return None
+        return plan_disk(self.config, self.placement, self.models, self.steps)
 
     @property
     def validation_starts(self) -> int | None:
@@ -55,15 +84,15 @@ Check = Callable[[PlannedRun], Iterator[str]]
 
 def advice(planned: PlannedRun) -> tuple[str, ...]:
     """Return all warnings, those that affect results first."""
-    checks: tuple[Check, ...] = (_devices, _tight, _family)
+    checks: tuple[Check, ...] = (_disk, _devices, _tight, _family)
     if _reinforces(planned.config):
-        checks = (_validation, _budgets, _uneven, _recompute, _cache, *checks)
+        checks = (_validation, _budgets, _uneven, _recompute, *checks)
     return (*result_warnings(planned), *(line for check in checks for line in check(planned)))
 
 
 def result_warnings(planned: PlannedRun) -> tuple[str, ...]:
-    """Return the warnings about what the run learns, without those about its time and memory."""
-    checks: tuple[Check, ...] = (_rates, _fine_tuning_rate)
+    """Return the warnings about what the run learns, and about more memory than this machine has."""
+    checks: tuple[Check, ...] = (_machine, _rates, _fine_tuning_rate)
     if _reinforces(planned.config):
         checks = (*checks, _warmup, _divergence, _overlap, _context, _history, _images)
     return tuple(line for check in checks for line in check(planned))
@@ -194,24 +223,13 @@ def _recompute(planned: PlannedRun) -> Iterator[str]:
     peak = planned.memory.fullest
     if use is None or peak is None or config.actor.gradient_checkpointing or use.activations < 8 << 30:
         return
-    savings = memory_savings(config, planned.placement, planned.models, planned.device_bytes)
+    savings = memory_savings(config, planned.estimate_memory, planned.device_bytes)
     best = next((saving for saving in savings if saving.key == "actor.gradient_checkpointing"), None)
     if best is not None and best.total < peak.total / 2:
         yield (
             f"activations take {format_bytes(use.activations)}: actor.gradient_checkpointing=true lowers the peak "
             f"from {format_bytes(peak.total)} to {format_bytes(best.total)}"
         )
-
-
-def _cache(planned: PlannedRun) -> Iterator[str]:
-    """Warn about unused slots: the `hf` engine allocates one for each of `max_concurrent` requests."""
-    rollout, use = planned.config.rollout, planned.memory.active.get("rollout")
-    running = max(planned.counts.episodes_per_step, planned.validation_starts or 0)
-    if planned.config.env.is_simulator:
-        return
-    if use and rollout.engine == "hf" and rollout.max_concurrent > running and use.cache > 1 << 30:
-        setting, cache = planned.setting("rollout.max_concurrent"), format_bytes(use.cache)
-        yield f"{setting}: at most {running:,} episodes run at once, and the KV cache takes {cache}"
 
 
 def _devices(planned: PlannedRun) -> Iterator[str]:
@@ -228,6 +246,20 @@ def _devices(planned: PlannedRun) -> Iterator[str]:
     if shared and not placement.colocated and len(placement.devices) > 1:
         setting = planned.setting("placement.colocated")
         yield f"{setting}, yet components share devices and hold their memory side by side; give each its own `devices`"
+
+
+def _machine(planned: PlannedRun) -> Iterator[str]:
+    """Warn of a run that exceeds the memory of this machine."""
+    warning = planned.machine and machine_warning(planned.composed, planned.estimate_memory, planned.machine)
+    if warning:
+        yield warning
+
+
+def _disk(planned: PlannedRun) -> Iterator[str]:
+    """Warn of checkpoints that would fill the disk, with which a run does not start."""
+    problem = planned.machine and planned.disk and disk_problem(planned.composed, planned.disk)
+    if problem:
+        yield f"{problem.message}; a run does not start with them: {problem.hint}"
 
 
 def _tight(planned: PlannedRun) -> Iterator[str]:

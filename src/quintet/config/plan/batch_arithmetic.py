@@ -54,7 +54,7 @@ def compute_batch_arithmetic(composed: ComposedConfig, steps: int | None = None)
         optimizer_steps=num_steps * training.epochs * max_mini_batches(config),
         warm_start_updates=config.warm_start.updates if config.warm_start else 0,
         validations=_num_validations(config, num_steps),
-        checkpoints=_num_occasions(num_steps, config.checkpoint.every_steps),
+        checkpoints=num_occasions(num_steps, config.checkpoint.every_steps),
     )
 
 
@@ -64,10 +64,10 @@ def _num_validations(config: Experiment, steps: int) -> int:
         return 1
     if validation.every_steps < 0:
         return int(validation.before_training)
-    return _num_occasions(steps, validation.every_steps) - (0 if validation.before_training else 1)
+    return num_occasions(steps, validation.every_steps) - (0 if validation.before_training else 1)
 
 
-def _num_occasions(steps: int, every: int) -> int:
+def num_occasions(steps: int, every: int) -> int:
     """Count the start, every n-th step and the end."""
     between = steps // every if every else 0
     last = 0 if steps == 0 or (every and steps % every == 0) else 1

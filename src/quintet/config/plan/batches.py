@@ -1,19 +1,23 @@
 """Micro-batches of each rank in one optimizer step."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import BudgetConfig
 from quintet.config.native.training import SftConfig
 from quintet.config.plan.robot_batches import robot_arithmetic
 
+WARM_START_TRIALS = 256
+"""Episodes that try out the policy of a warm start (`pipelines/setup.py`)."""
 OPENVLA_IMAGE_TOKENS = 256
 """Patches of an image of 224 pixels in OpenVLA and OpenVLA-OFT."""
 
 
 def max_sequence_tokens(config: Experiment) -> int:
-    """Return the tokens of the longest possible sequence, prompt and response."""
+    """Return the tokens of the longest possible sequence: prompt and response, or a row of fine-tuning."""
+    if config.sft_only is not None:
+        return config.sft_only.max_tokens
     vla = config.policy.vla
     images = OPENVLA_IMAGE_TOKENS * vla.images if config.env.is_simulator and vla else 0
     return images + config.rollout.max_prompt_tokens + config.rollout.max_response_tokens
@@ -62,13 +66,18 @@ class MicroBatchLimits:
         return "at most " + " and ".join(filter(None, (sequences, tokens)))
 
     def max_tokens(self, sequence: int) -> int:
-        """Return the tokens of a full micro-batch; a sequence longer than the budget is a micro-batch alone."""
-        limits = (self.sequences and self.sequences * sequence, self.tokens and max(self.tokens, sequence))
-        return min(limit for limit in limits if limit is not None)
+        """Return the tokens of a full micro-batch. The sequence that reaches the budget is its last one, so that a
+        sequence longer than the budget is a micro-batch alone."""
+        limits = (self.sequences, self.tokens and -(-self.tokens // sequence))
+        return sequence * min(limit for limit in limits if limit is not None)
 
 
 def micro_batch_limits(config: Experiment, learner: str, *, inference: bool = False) -> MicroBatchLimits:
     """Return the limits of a learner, or those of `training` if it sets none."""
+    if config.sft_only is not None:
+        limit = config.sft_only.sequences_per_pass
+        tokens = None if limit else config.training.micro_batch_tokens
+        return MicroBatchLimits(limit, tokens, "sft.sequences_per_pass" if limit else "training.micro_batch_tokens")
     name = "inference_budget" if inference else "budget"
     limits: BudgetConfig = getattr(getattr(config, learner), name)
     if limits.sequences is None and limits.tokens is None:
@@ -96,6 +105,8 @@ class RankWorkload:
 
 def rank_workload(config: Experiment, learner: str, ranks: int, *, inference: bool = False) -> RankWorkload:
     """Return the work of one of `ranks` data-parallel ranks; `inference` for forward-only passes."""
+    if config.sft_only is not None:
+        return _fine_tuning_workload(config, config.sft_only, ranks, inference=inference)
     training = config.training
     parts = ranks if inference else training.mini_batches * ranks
     units = training.groups_per_step * training.samples_per_group
@@ -109,12 +120,58 @@ def rank_workload(config: Experiment, learner: str, ranks: int, *, inference: bo
             -(-training.mini_batch_sequences // ranks), -(-units // ranks) * max_sequences_per_episode(config)
         )
         episodes = min(episodes, sequences)
-    budget, length = micro_batch_limits(config, learner, inference=inference), max_sequence_tokens(config)
-    micro_batches = -(-sequences * length // budget.tokens) if budget.tokens else 0
+    budget = micro_batch_limits(config, learner, inference=inference)
+    length = max_sequence_tokens(config)
+    work = _workload(ranks, sequences, sequences * length, length, _max_predicted_tokens(config), budget)
+    # the number of micro-batches stays a maximum, as in frameworks that do not share prompts
+    tokens = min(work.tokens_per_micro_batch, packed_tokens(config, sequences, ranks))
+    return replace(work, episodes_per_rank=episodes, tokens_per_micro_batch=tokens)
+
+
+def warm_start_workload(config: Experiment, ranks: int) -> RankWorkload | None:
+    """Return the work of a rank in one update of the warm start, whose sequences are demonstrated turns; None if there
+    is none."""
+    if config.warm_start is None or config.sft_only is not None or config.env.is_simulator:
+        return None
+    turns, length = -(-config.warm_start.turns_per_update // ranks), max_sequence_tokens(config)
+    budget = micro_batch_limits(config, "actor")
+    predicted = min(length, config.rollout.max_response_tokens)
+    return _workload(ranks, turns, turns * length, length, predicted, budget)
+
+
+def _fine_tuning_workload(config: Experiment, stage: SftConfig, ranks: int, *, inference: bool) -> RankWorkload:
+    """Return the work of a rank on the rows of one optimizer step, or with `inference` on those of one pass over
+    held-out rows."""
+    held_out = (config.data.validation_batch if config.data else None) or stage.batch
+    rows = -(-(held_out if inference else stage.batch) // ranks)
+    length, budget = stage.max_tokens, micro_batch_limits(config, "actor")
+    return _workload(ranks, rows, rows * length, length, length, budget)
+
+
+def _workload(
+    ranks: int, sequences: int, total: int, length: int, predicted: int, budget: MicroBatchLimits
+) -> RankWorkload:
+    """Return the work on sequences of `total` tokens, each of at most `length`, of which `predicted` have a loss."""
+    micro_batches = -(-total // budget.tokens) if budget.tokens else 0
     micro_batches += -(-sequences // budget.sequences) if budget.sequences else 0
-    tokens = min(budget.max_tokens(length), sequences * length)
-    predicted = min(tokens, min(budget.sequences or sequences, sequences) * _max_predicted_tokens(config))
-    return RankWorkload(ranks, episodes, sequences, tokens, predicted, min(micro_batches, sequences), budget)
+    tokens = min(budget.max_tokens(length), total)
+    limit = min(budget.sequences or sequences, sequences) * predicted
+    return RankWorkload(ranks, sequences, sequences, tokens, min(tokens, limit), min(micro_batches, sequences), budget)
+
+
+def packed_tokens(config: Experiment, sequences: int, ranks: int) -> int:
+    """Return the maximum tokens of sequences of one rank. The samples of a prompt share its tokens; several ranks also
+    divide the samples of a prompt."""
+    if config.sft_only is not None:
+        return sequences * config.sft_only.max_tokens
+    training, rollout = config.training, config.rollout
+    if config.env.is_simulator or not (config.env.reads_prompts or rollout.max_turns == 1):
+        return sequences * max_sequence_tokens(config)
+    splits_groups = training.mini_batch_sequences is not None or training.groups_per_step % training.mini_batches
+    prompts = min(sequences, training.groups_per_step)
+    if not splits_groups:
+        prompts = min(prompts, -(-sequences // training.samples_per_group) + (ranks > 1))
+    return prompts * rollout.max_prompt_tokens + sequences * rollout.max_response_tokens
 
 
 def _max_predicted_tokens(config: Experiment) -> int:
@@ -126,11 +183,20 @@ def _max_predicted_tokens(config: Experiment) -> int:
     return min(visible, config.max_episode_tokens)
 
 
-def sft_passes_per_step(config: Experiment, stage: SftConfig) -> int:
-    """Return the maximum micro-batches of one optimizer step."""
-    if stage.sequences_per_pass is not None:
-        return -(-stage.batch // stage.sequences_per_pass)
-    return min(stage.batch, -(-stage.batch * stage.max_tokens // config.training.micro_batch_tokens))
+def max_requests(config: Experiment, validation_starts: int | None = None) -> int | None:
+    """Return the maximum requests that all engines have at a time; None if the rows of a validation are unknown."""
+    validation, generation = config.validation, config.generation
+    episodes = config.groups_per_round * config.samples_per_prompt
+    if generation is not None:
+        return episodes
+    starts = validation_starts if config.env.reads_prompts else config.validation_start_states
+    has_validation = validation.before_training or validation.only or validation.every_steps >= 0
+    if has_validation and starts is None:
+        return None
+    validated = (starts or 0) * validation.sampling.samples * has_validation
+    warm_start = config.warm_start
+    tried = WARM_START_TRIALS if warm_start is not None and warm_start.until_success is not None else 0
+    return max(math.ceil(episodes * (1 + config.rollout.async_ratio)), validated, tried)
 
 
 def num_sft_validations(config: Experiment, stage: SftConfig, steps: int, epoch_steps: int) -> int:

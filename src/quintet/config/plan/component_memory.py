@@ -5,19 +5,16 @@ Not included: CUDA context, communication buffers, fragmentation and graphs, tog
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.policy import LoraConfig
 from quintet.config.plan.batches import RankWorkload, max_sequence_tokens, rank_workload
 from quintet.config.plan.images import encoder_work, trains_encoder
 from quintet.config.plan.model_shapes import ModelShape
-from quintet.config.plan.parallelism import Parallelism
-from quintet.config.plan.placement import LOGPROBS, Component, actor_scores_rollout, learner_section
+from quintet.config.plan.placed_model import PlacedModel, learner_parameters, learner_work, lora_parameters
+from quintet.config.plan.placement import LOGPROBS, actor_scores_rollout, learner_section
 from quintet.config.plan.process_layout import process_layout
 from quintet.config.plan.robot_batches import robot_arithmetic
 
-BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "muon": 1}
 """Optimizer states per weight."""
 LOGIT_BYTES = 16
@@ -44,11 +41,12 @@ class MemoryUse:
     activations: int = 0
     logits: int = 0
     cache: int = 0
+    other: int = 0
+    """Interpreter and libraries of a process, or copies from which checkpoints are written."""
 
     @property
     def total(self) -> int:
-        states = self.weights + self.copies + self.gradients + self.optimizer
-        return states + self.activations + self.logits + self.cache
+        return sum(asdict(self).values())
 
     def times(self, count: int) -> "MemoryUse":
         """Return the memory of several processes."""
@@ -56,81 +54,6 @@ class MemoryUse:
 
     def to_json(self) -> dict[str, int]:
         return asdict(self) | {"total": self.total}
-
-
-@dataclass(frozen=True, slots=True)
-class PlacedModel:
-    """Model of a component on its devices: the input of the memory formulas."""
-
-    config: Experiment
-    component: Component
-    shape: ModelShape
-    device_bytes: int | None = None
-    """Memory of one device, for `memory_share` of an engine; None if unknown."""
-
-    @property
-    def learner(self) -> Any:
-        """Section of a learner."""
-        return getattr(self.config, learner_section(self.component.name))
-
-    @property
-    def parallelism(self) -> Parallelism:
-        return self.component.parallelism
-
-    @property
-    def fsdp_shards(self) -> int:
-        """Number of devices that FSDP shards the model over."""
-        policy, devices = self.learner.sharding.policy, self.component.num_processes
-        if policy == "no_shard":
-            return 1
-        node = self.config.placement.devices_per_node if policy == "hybrid_shard" else devices
-        # ranks of a group hold the same slices of layers and the same pipeline stage
-        group = self.parallelism.group
-        return min(devices, group * self.parallelism.weight_split if group else node)
-
-    @property
-    def largest_layer(self) -> int:
-        """Parameters of the largest layer, without the experts on other devices."""
-        experts, layer = self.shape.experts, self.shape.largest_layer
-        return layer - self.remote_experts // (self.shape.layers - experts.dense_layers) if experts else layer
-
-    @property
-    def gathered(self) -> int:
-        """Parameters that FSDP gathers at a time: two layers, embedding and head."""
-        return 2 * self.largest_layer + self.shape.embedding + self.shape.head
-
-    @property
-    def remote_experts(self) -> int:
-        """Parameters of the experts that expert parallelism keeps on other devices."""
-        return self.shape.routed - self.shape.routed // self.parallelism.expert
-
-    @property
-    def reduction_width(self) -> int:
-        """Bytes per gradient when ranks reduce it."""
-        sharding = self.learner.sharding
-        is_megatron = self.learner.backend == "megatron"
-        return 4 if is_megatron else self.width(sharding.reduce_dtype or sharding.parameter_dtype)
-
-    def width(self, *types: str | None) -> int:
-        """Return the bytes per number of the first type that is set, otherwise the policy's; `auto` is the model's."""
-        dtype = next((dtype for dtype in types if dtype is not None), self.config.policy.dtype)
-        return BYTES.get(self.shape.dtype if dtype == "auto" else dtype, 4)
-
-    def local_tokens(self, tokens: int) -> int:
-        """Return the tokens that one of the devices that share a sequence computes."""
-        return -(-tokens // (self.parallelism.context * self.parallelism.ulysses))
-
-    def local_parameters(self, parameters: int) -> int:
-        """Return the parameters that one device computes with.
-
-        Tensor and pipeline parallelism split the model, expert parallelism its experts. The first pipeline stage is the
-        largest: it has the embedding.
-        """
-        shape, pipeline = self.shape, self.parallelism.pipeline
-        layers = parameters - shape.routed - shape.embedding - shape.head
-        routed = shape.routed // (self.parallelism.expert * pipeline)
-        ends = shape.embedding + (shape.head if pipeline == 1 else 0)
-        return (layers // pipeline + routed + ends) // self.parallelism.tensor
 
 
 def activation_bytes(shape: ModelShape, tokens: int, width: int, *, tensor: int = 1, sequence: bool = False) -> int:
@@ -151,19 +74,6 @@ def activation_bytes(shape: ModelShape, tokens: int, width: int, *, tensor: int 
 def attention_bytes(shape: ModelShape, tokens: int, length: int, width: int, tensor: int = 1) -> int:
     """Return the attention matrix that eager attention saves in one layer: heads × tokens × sequence length."""
     return tokens * length * width * max(1, shape.heads // tensor)
-
-
-def lora_parameters(shape: ModelShape, lora: LoraConfig) -> int:
-    """Return the parameters of LoRA: rank × (inputs + outputs) per adapted layer. Experts have no adapters."""
-    dense = shape.experts.dense_layers if shape.experts else shape.layers
-    linears = [(shape.layers, shape.attention_linears), (dense, shape.mlp_linears)]
-    all_linear = "all-linear" in lora.target_modules
-    return sum(
-        count * lora.rank * (inputs + outputs)
-        for count, named in linears
-        for name, (inputs, outputs) in named.items()
-        if all_linear or name in lora.target_modules
-    )
 
 
 def active_memory(placed: PlacedModel) -> MemoryUse:
@@ -189,13 +99,10 @@ def idle_memory(config: Experiment, name: str, active: MemoryUse) -> MemoryUse:
 
 def _learner(placed: PlacedModel) -> MemoryUse:
     """Return the memory of a learner: states (`_fsdp`, `_megatron`), activations and logits."""
-    config, shape, component = placed.config, placed.shape, placed.component
-    critic = component.name == "critic"
-    parameters = shape.body + shape.hidden + 1 if critic else shape.parameters
-    lora = None if critic else config.policy.lora
-    trained = parameters if lora is None else lora_parameters(shape, lora)
+    config, component = placed.config, placed.component
+    parameters, trained = learner_parameters(placed)
     states = (_megatron if placed.learner.backend == "megatron" else _fsdp)(placed, parameters, trained)
-    work = rank_workload(config, component.name, component.copies)
+    work = learner_work(placed)
     inference = rank_workload(config, component.name, component.copies, inference=True)
     predicted = max(
         work.predicted_tokens_per_micro_batch,
@@ -204,7 +111,7 @@ def _learner(placed: PlacedModel) -> MemoryUse:
     return replace(
         states,
         activations=_activations(placed, work.tokens_per_micro_batch),
-        logits=0 if critic else _logits(placed, predicted),
+        logits=0 if component.name == "critic" else _logits(placed, predicted),
     )
 
 
@@ -228,7 +135,7 @@ def _fsdp(placed: PlacedModel, parameters: int, trained: int) -> MemoryUse:
         weights=4 * (parameters + trained * lora) // shards * on_device,
         copies=min(gathered, parameters) * width // placed.parallelism.tensor,
         gradients=_fsdp_gradients(placed, trained, lora=lora),
-        optimizer=4 * OPTIMIZER_STATES[learner.optimizer.kind] * trained // shards * on_device,
+        optimizer=4 * OPTIMIZER_STATES[placed.optimizer.kind] * trained // shards * on_device,
     )
 
 
@@ -239,10 +146,9 @@ def _fsdp_gradients(placed: PlacedModel, trained: int, *, lora: bool) -> int:
     backward pass: in the type of reduction (`FSDPModule.set_requires_gradient_sync`), or in that of the weights
     (`FullyShardedDataParallel.no_sync`).
     """
-    learner, shards, component = placed.learner, placed.fsdp_shards, placed.component
+    learner, shards = placed.learner, placed.fsdp_shards
     layer = 0 if shards == 1 or lora else placed.largest_layer * placed.reduction_width
-    micro_batches = rank_workload(placed.config, component.name, component.copies).micro_batches
-    if shards > 1 and micro_batches > 1 and not learner.sharding.sync_every_micro_batch:
+    if shards > 1 and learner_work(placed).micro_batches > 1 and not learner.sharding.sync_every_micro_batch:
         local = (trained - (0 if lora else placed.remote_experts)) // placed.parallelism.weight_split
         computed = placed.width(learner.sharding.parameter_dtype)
         return layer + local * (computed if learner.backend == "fsdp" else placed.reduction_width)
@@ -257,7 +163,7 @@ def _megatron(placed: PlacedModel, parameters: int, trained: int) -> MemoryUse:
     local_trained = local * trained // parameters
     sharded = learner.megatron and learner.megatron.use_distributed_optimizer
     ranks = placed.component.copies * placed.parallelism.context if sharded else 1
-    states = 4 * OPTIMIZER_STATES[learner.optimizer.kind] + (0 if width == 4 else 4)
+    states = 4 * OPTIMIZER_STATES[placed.optimizer.kind] + (0 if width == 4 else 4)
     adapters = local_trained if trained < parameters else 0
     return MemoryUse(
         weights=(local + adapters) * width,
@@ -309,8 +215,10 @@ def saved_layers(placed: PlacedModel) -> tuple[int, int]:
     if learner.backend == "megatron" and options and options.recompute_granularity == "full":
         count = min(options.recompute_num_layers or 1, layers)
         return (layers - count, 1) if options.recompute_method == "block" else (0, count)
-    setting = learner.gradient_checkpointing
+    stage, setting = placed.config.sft_only, learner.gradient_checkpointing
     recompute = placed.config.actor.gradient_checkpointing if setting is None else setting
+    if stage is not None:
+        recompute = stage.gradient_checkpointing
     return (0, 1) if recompute else (layers, 0)
 
 
@@ -380,9 +288,7 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     budget = None if share is None or device is None else int(share * device)
     tokens = min(options.max_model_tokens or max_sequence_tokens(config), max_sequence_tokens(config))
     cache_per_request = tokens * (placed.shape.cache_numbers(parallelism.tensor) * width // parallelism.pipeline)
-    slots = config.rollout.max_concurrent
-    if options.prompts_per_device is not None:
-        slots = min(slots, options.prompts_per_device * config.samples_per_prompt)
+    slots = placed.requests
     if config.rollout.engine == "hf":
         cache_per_request = int(HF_SLOTS_PER_REQUEST * cache_per_request)
         slots = slots if budget is None else max(0, min(slots, (budget - weights) // cache_per_request))

@@ -20,16 +20,20 @@ from quintet.config.plan.batches import (
     max_sequences_per_episode,
     num_sft_validations,
     rank_workload,
-    sft_passes_per_step,
 )
-from quintet.config.plan.component_memory import PlacedModel, encoder_activations
+from quintet.config.plan.component_memory import encoder_activations
+from quintet.config.plan.devices import DeviceFigures
+from quintet.config.plan.disk import DiskUse, plan_disk
 from quintet.config.plan.images import image_problems, largest_images, trains_encoder
-from quintet.config.plan.memory import memory_problems, plan_memory
+from quintet.config.plan.machine import machine_of
+from quintet.config.plan.memory import memory_problems
+from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models, find_models, policy_path
+from quintet.config.plan.placed_model import PlacedModel
 from quintet.config.plan.placement import Placement, format_ranges, place_components, placement_problems
 from quintet.config.plan.robot_batches import robot_arithmetic
 from quintet.config.plan.row_counts import TrainingRows, batch_key, count_rows, count_training_rows, too_few_rows
-from quintet.config.plan.step_time import encoder_share
+from quintet.config.plan.step_time import encoder_share, step_seconds, total_seconds
 from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import raise_problems
 from quintet.config.schema import format_value
@@ -84,6 +88,18 @@ class RunPlan(PlannedRun):
     def warnings(self) -> tuple[str, ...]:
         return advice(self)
 
+    @property
+    def timed_shape(self) -> ModelShape | None:
+        """Shape of the policy if the run computes on the CPU of this machine, whose rate tells the time of a step."""
+        is_timed = self.machine is not None and self.machine.on_cpu and not self.config.env.is_simulator
+        is_trained = self.config.evaluation is None and self.config.generation is None
+        return self.models.of("actor") if is_timed and is_trained and not self.config.validation.only else None
+
+    def step_seconds(self, figures: DeviceFigures) -> float:
+        """Return the estimated seconds of a step on devices with these figures."""
+        seconds = step_seconds(self.config, self.placement, self.models, self.memory, figures)
+        return total_seconds(self.config, seconds)
+
     def to_json(self) -> dict[str, Any]:
         """Return the plan as a JSON object."""
         learners = {
@@ -97,6 +113,7 @@ class RunPlan(PlannedRun):
             "placement": _placement_json(self.placement)
             | {"weight_transfers": [asdict(each) for each in weight_transfers(self.config)]},
             "memory": _memory_json(self),
+            "disk": None if self.disk is None else asdict(self.disk) | {"total": self.disk.total},
             "warnings": list(self.warnings),
         }
 
@@ -108,13 +125,11 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
         ConfigError: one message names every key that cannot work.
     """
     config = composed.experiment
-    data, stage = count_training_rows(config), config.sft_only
+    data = count_training_rows(config)
     is_trained = not config.validation.only and config.generation is None
     if data and data.sets_steps and data.rows is not None and data.rows < data.batch and is_trained:
         raise_problems([composed.problem(batch_key(config), *too_few_rows(config, data.rows))])
-    steps = data.steps if data and data.sets_steps else config.training.steps
-    if stage and stage.episodes:
-        steps = None
+    steps = _num_steps(config, data)
     counts = compute_batch_arithmetic(composed, steps)
     placement, models = place_components(config), find_models(config)
     if config.generation is not None:  # the weights are those of the engines
@@ -123,8 +138,22 @@ def plan_run(composed: ComposedConfig, device_bytes: int | None = None) -> RunPl
     raise_problems([*placement_problems(composed, placement, models), *image_problems(composed, models)])
     if device_bytes is not None:
         raise_problems(memory_problems(composed, placement, models, device_bytes))
-    memory = plan_memory(config, placement, models, device_bytes)
-    return RunPlan(composed, counts, steps, data, placement, models, memory, device_bytes)
+    machine = machine_of(config) if device_bytes is None else None
+    return RunPlan(composed, counts, steps, data, placement, models, device_bytes, machine)
+
+
+def _num_steps(config: Experiment, data: TrainingRows | None) -> int | None:
+    """Return the number of steps, None if it is unknown."""
+    if config.sft_only is not None and config.sft_only.episodes:
+        return None
+    return data.steps if data and data.sets_steps else config.training.steps
+
+
+def planned_disk(composed: ComposedConfig) -> DiskUse:
+    """Return the disk use of a run."""
+    config = composed.experiment
+    steps = _num_steps(config, count_training_rows(config))
+    return plan_disk(config, place_components(config), find_models(config), steps)
 
 
 def _numbers(plan: RunPlan) -> dict[str, Any]:
@@ -156,7 +185,7 @@ def _numbers_of_fine_tuning(plan: RunPlan, stage: SftConfig) -> dict[str, Any]:
         validations = num_sft_validations(plan.config, stage, plan.steps, max(1, plan.data.rows // stage.batch))
     return {
         "sequences_per_step": stage.batch,
-        "passes_per_step": sft_passes_per_step(plan.config, stage),
+        "passes_per_step": rank_workload(plan.config, "actor", 1).micro_batches,
         "epochs": stage.epochs,
         "steps": plan.steps,
         "optimizer_steps": plan.steps,
@@ -311,6 +340,7 @@ def _memory_json(plan: RunPlan) -> dict[str, Any]:
     return {
         "unknown": {key: asdict(model) for key, model in plan.models.unknown.items()},
         "device_bytes": plan.device_bytes,
+        "machine": None if plan.machine is None else asdict(plan.machine),
         "components": {name: use.to_json() for name, use in plan.memory.active.items()},
         "idle": {name: use.to_json() for name, use in plan.memory.idle.items()},
         "peaks": [

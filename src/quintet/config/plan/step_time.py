@@ -16,13 +16,12 @@ from quintet.config.plan.batches import (
     max_mini_batches,
     max_sequence_tokens,
     max_sequences_per_episode,
+    packed_tokens,
     rank_workload,
 )
 from quintet.config.plan.component_memory import (
     HF_SLOTS_PER_REQUEST,
     MemoryUse,
-    PlacedModel,
-    lora_parameters,
     saved_layers,
 )
 from quintet.config.plan.costs import Cost
@@ -32,6 +31,7 @@ from quintet.config.plan.memory import MemoryPlan
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import Models
 from quintet.config.plan.overlap import overlaps_training
+from quintet.config.plan.placed_model import PlacedModel, lora_parameters
 from quintet.config.plan.placement import LOGPROBS, Component, Placement, actor_scores_rollout, learner_section
 
 COMPUTE_SHARE = 0.4
@@ -118,7 +118,8 @@ class _TimedModel:
         """
         placed, parallelism = self.placed, self.placed.parallelism
         length = max_sequence_tokens(placed.config)
-        tokens, micro_batches = work.sequences_per_rank * length, max(1, work.micro_batches)
+        tokens = packed_tokens(placed.config, work.sequences_per_rank, work.data_parallel_ranks)
+        micro_batches = max(1, work.micro_batches)
         again = 1 - saved_layers(placed)[0] / placed.shape.layers if backward else 0
         flops = tokens * forward_flops(placed.shape, length) * decoder_passes(placed, backward=backward)
         flops /= parallelism.devices_per_copy
@@ -186,7 +187,8 @@ def decoder_passes(placed: PlacedModel, *, backward: bool) -> float:
 def encoder_share(placed: PlacedModel, work: RankWorkload) -> float:
     """Return the share of the vision encoder in the FLOPs of an update by one device."""
     length = max_sequence_tokens(placed.config)
-    decoder = work.sequences_per_rank * length * forward_flops(placed.shape, length)
+    tokens = packed_tokens(placed.config, work.sequences_per_rank, work.data_parallel_ranks)
+    decoder = tokens * forward_flops(placed.shape, length)
     decoder *= decoder_passes(placed, backward=True) / placed.parallelism.devices_per_copy
     encoder = encoder_work(placed.config, placed.shape, work).flops * encoder_passes(placed, backward=True)
     return encoder / (decoder + encoder)
@@ -270,6 +272,9 @@ def _learner(timed: _TimedModel) -> Iterator[tuple[str, Cost]]:
 
 
 def _updates(config: Experiment) -> int:
+    """Return the optimizer steps of a step."""
+    if config.sft_only is not None:
+        return 1
     return max_mini_batches(config) * config.training.epochs
 
 

@@ -17,7 +17,7 @@ from quintet.config.fit.proposals import FitResult, find_fits
 from quintet.config.fit.variants import Cluster, Variant, undominated
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.devices import find_device
-from quintet.config.plan.memory import GIB
+from quintet.config.plan.format_sizes import GIB
 from quintet.config.plan.placement import place_components
 from quintet.errors import ConfigError
 

@@ -8,7 +8,7 @@ import pytest
 from example_models import on
 
 from quintet.config.compose import load_experiment
-from quintet.config.plan.memory import GIB
+from quintet.config.plan.format_sizes import GIB
 from quintet.config.plan.run_plan import plan_run
 
 RATE = "actor.optimizer.learning_rate=1e-6"
@@ -91,12 +91,6 @@ def test_recomputing_is_advised_where_it_halves_the_memory(tmp_path: Path) -> No
     lines = warned(tmp_path, *long)
     assert any("actor.gradient_checkpointing=true lowers the peak from" in line for line in lines), lines
     assert warned(tmp_path, *long, "actor.gradient_checkpointing=true") == ()
-
-
-def test_slots_for_episodes_that_never_come_are_told(tmp_path: Path) -> None:
-    composed = on(tmp_path, "Qwen2.5-7B", 1, 1, RATE, "rollout.max_concurrent=1000")
-    (line,) = [line for line in plan_run(composed).warnings if "max_concurrent" in line]
-    assert "at most 512 episodes run at once" in line
 
 
 def test_a_device_that_is_nearly_full_is_told(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from quintet.config.plan.batches import (
     micro_batch_limits,
     num_sft_validations,
     rank_workload,
-    sft_passes_per_step,
 )
 from quintet.config.plan.row_counts import count_rows, count_training_rows, num_steps
 from quintet.config.plan.run_plan import plan_run
@@ -33,9 +32,13 @@ FOOTER = (
 """End of a Parquet file of 37 rows with a nested column, as pyarrow 26 writes it: 249 bytes of footer."""
 
 
+UNSHARED = ("training.groups_per_step=512", "training.samples_per_group=1", "algorithm.advantage.name=raw")
+"""Prompts that no other episode has."""
+
+
 def test_a_ranks_part_of_a_mini_batch_by_hand(tmp_path: Path) -> None:
     """512 episodes in 8 mini-batches over 8 ranks: 8 episodes of 536 tokens, three at a time in three passes."""
-    config = on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.sequences=3").experiment
+    config = on(tmp_path, "Qwen2.5-7B", 1, 8, *UNSHARED, "actor.budget.sequences=3").experiment
     part = rank_workload(config, "actor", 8)
     assert (part.episodes_per_rank, part.sequences_per_rank, part.micro_batches) == (8, 8, 3)
     assert (part.tokens_per_micro_batch, part.predicted_tokens_per_micro_batch) == (3 * 536, 3 * 24)
@@ -44,14 +47,35 @@ def test_a_ranks_part_of_a_mini_batch_by_hand(tmp_path: Path) -> None:
 
 
 def test_a_budget_of_tokens_says_at_most(tmp_path: Path) -> None:
-    """Eight sequences of at most 536 tokens, about 1,000 at a time: five passes."""
-    part = rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, "actor.budget.tokens=1000").experiment, "actor", 8)
-    assert (part.micro_batches, part.tokens_per_micro_batch, part.predicted_tokens_per_micro_batch) == (5, 1000, 8 * 24)
+    """Eight sequences of at most 536 tokens, about 1,000 at a time: five passes, of which some have two sequences."""
+    config = on(tmp_path, "Qwen2.5-7B", 1, 8, *UNSHARED, "actor.budget.tokens=1000").experiment
+    part = rank_workload(config, "actor", 8)
+    assert (part.micro_batches, part.tokens_per_micro_batch, part.predicted_tokens_per_micro_batch) == (5, 1072, 8 * 24)
     assert part.budget.description == "at most 1,000 tokens"
 
 
+def test_samples_of_a_prompt_are_planned_with_one_copy_of_it(tmp_path: Path) -> None:
+    """One device packs each of 4 prompts of 512 tokens once, with 16 responses of 24; eight devices may divide the
+    samples of a prompt, so that a rank's 8 episodes have two. A second turn has a prompt of its own."""
+    tokens = [
+        rank_workload(on(tmp_path, "Qwen2.5-7B", 1, ranks, *more).experiment, "actor", ranks).tokens_per_micro_batch
+        for ranks, more in ((1, ()), (8, ()), (8, ("rollout.max_turns=2", "rollout.window_size=null")))
+    ]
+    assert tokens == [4 * 512 + 64 * 24, 2 * 512 + 8 * 24, 8 * 536]
+
+
+def test_fine_tuning_is_planned_with_its_own_batch_and_length() -> None:
+    """16 rows of 96 tokens are one micro-batch of 1,536 tokens, however large the budget is; held-out rows as set."""
+    words = ["sft.batch=16", "sft.max_tokens=96", "data.validation_batch=4", "data.train_files=[x.jsonl]"]
+    config = load_experiment(None, words).experiment
+    update, loss = (rank_workload(config, "actor", 1, inference=inference) for inference in (False, True))
+    assert (update.tokens_per_micro_batch, update.micro_batches, loss.tokens_per_micro_batch) == (16 * 96, 1, 4 * 96)
+    halves = rank_workload(config, "actor", 2)
+    assert halves.tokens_per_micro_batch == 8 * 96
+
+
 def test_both_limits_hold(tmp_path: Path) -> None:
-    words = ["actor.budget.tokens=1000", "actor.budget.sequences=1"]
+    words = [*UNSHARED, "actor.budget.tokens=1000", "actor.budget.sequences=1"]
     part = rank_workload(on(tmp_path, "Qwen2.5-7B", 1, 8, *words).experiment, "actor", 8)
     assert (part.tokens_per_micro_batch, part.micro_batches) == (536, 8)
     assert part.budget.description == "at most 1 sequence and 1,000 tokens"
@@ -186,9 +210,7 @@ def test_passes_of_fine_tuning_are_those_of_sequences_or_of_tokens() -> None:
     filled = load_experiment(
         None, ["sft.batch=30", "sft.max_tokens=1000", "training.micro_batch_tokens=4096"]
     ).experiment
-    assert own.sft is not None
-    assert filled.sft is not None
-    assert (sft_passes_per_step(own, own.sft), sft_passes_per_step(filled, filled.sft)) == (8, 8)
+    assert [rank_workload(config, "actor", 1).micro_batches for config in (own, filled)] == [8, 8]
 
 
 def test_held_out_rows_are_those_of_their_own_files_or_of_training(tmp_path: Path) -> None:

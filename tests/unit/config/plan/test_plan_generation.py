@@ -56,7 +56,7 @@ def test_a_device_has_the_weights_of_its_engine_and_no_optimizer() -> None:
         plan = planned(f"rollout.engine_options.dtype={dtype}")
         shape = plan.models.of("rollout")
         assert shape is not None
-        assert plan.memory.active.keys() == {"rollout"}
+        assert plan.memory.active.keys() == {"rollout", "process"}
         assert plan.memory.active["rollout"].weights == shape.parameters * width
 
 

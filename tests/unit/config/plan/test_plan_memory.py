@@ -17,7 +17,8 @@ from quintet.config.plan.component_memory import (
     attention_bytes,
     lora_parameters,
 )
-from quintet.config.plan.memory import GIB, format_bytes, memory_problems
+from quintet.config.plan.format_sizes import GIB, format_bytes
+from quintet.config.plan.memory import memory_problems
 from quintet.config.plan.model_shapes import ModelShape, read_shape
 from quintet.config.plan.models import find_models
 from quintet.config.plan.placement import place_components
@@ -27,6 +28,10 @@ EMBEDDING = 152064 * 3584
 LAYER = (3584 * 3584 + 3584) + 2 * (3584 * 512 + 512) + 3584 * 3584 + 3 * 3584 * 18944 + 2 * 3584
 QWEN = read_shape(CONFIGS["Qwen2.5-7B"])
 MEGATRON = ("actor.backend=megatron", "actor.parallel.tensor=2", "actor.parallel.pipeline=2")
+SHARED = 2 * 512 + 8 * 24
+"""Tokens of 8 episodes on one of eight devices: responses of 24, and at most two prompts of 512, each packed once."""
+UNSHARED = ("training.groups_per_step=512", "training.samples_per_group=1", "algorithm.advantage.name=raw")
+"""Prompts that no other episode has."""
 VLLM = ("rollout.engine=vllm",)
 
 
@@ -170,14 +175,14 @@ def test_tensor_parallelism_splits_what_it_can_of_a_layer() -> None:
 def test_plain_attention_keeps_its_matrix(tmp_path: Path) -> None:
     flash = actor(qwen(tmp_path))
     eager = actor(qwen(tmp_path, "policy.attention=eager"))
-    matrix = attention_bytes(QWEN, 8 * 536, 536, 2)
-    assert matrix == 8 * 536 * 536 * 28 * 2
+    matrix = attention_bytes(QWEN, SHARED, 536, 2)
+    assert matrix == SHARED * 536 * 28 * 2
     assert eager.activations - flash.activations == 28 * matrix
 
 
 def test_recomputing_keeps_inputs_and_one_layer(tmp_path: Path) -> None:
-    """A rank has 8 episodes of 536 tokens in a mini-batch, less than its budget."""
-    tokens = 8 * 536
+    """A rank has 8 episodes in a mini-batch, less than its budget."""
+    tokens = SHARED
     kept = actor(qwen(tmp_path)).activations
     anew = actor(qwen(tmp_path, "actor.gradient_checkpointing=true")).activations
     assert kept == 28 * tokens * 2 * 98_304
@@ -186,7 +191,7 @@ def test_recomputing_keeps_inputs_and_one_layer(tmp_path: Path) -> None:
 
 def test_megatron_recomputes_as_many_layers_as_it_is_told(tmp_path: Path) -> None:
     words = [f"actor.megatron.recompute_{name}" for name in ("granularity=full", "method=block", "num_layers=20")]
-    tokens = 16 * 4 * 536
+    tokens = 4 * 512 + 4 * 16 * 24
     load = actor(
         on(tmp_path, "Qwen2.5-7B", 1, 1, "actor.backend=megatron", "training.micro_batch_tokens=1000000", *words)
     )
@@ -209,7 +214,7 @@ def test_logits_count_the_places_that_are_predicted(tmp_path: Path) -> None:
 
 
 def test_sequences_that_are_split_take_a_share_of_everything(tmp_path: Path) -> None:
-    words = ["training.groups_per_step=64", "actor.budget.sequences=4"]
+    words = [*UNSHARED, "training.groups_per_step=1024", "actor.budget.sequences=4"]
     whole = actor(qwen(tmp_path, *words))
     split = actor(qwen(tmp_path, *words, "actor.parallel.ulysses=4"))
     assert (split.activations, split.logits) == (whole.activations // 4, whole.logits // 4)
@@ -248,13 +253,12 @@ def test_a_reference_is_a_copy_in_one_process_and_a_shard_in_many(tmp_path: Path
 
 def test_taking_turns_needs_the_fullest_turn(tmp_path: Path) -> None:
     """While the actor learns the engine keeps weights and cache, unless it sleeps and its weights are moved away."""
-    composed = qwen(tmp_path, *VLLM)
-    found = measured(composed)
+    found = measured(qwen(tmp_path, *VLLM, *UNSHARED))
     (peak,) = found.peaks
     assert peak.phase == "while the actor learns"
     assert peak.total == found.active["actor"].total + found.active["rollout"].total
     words = ["rollout.engine_options.sleep_between_steps=true", "rollout.engine_options.offload=true"]
-    (asleep,) = measured(qwen(tmp_path, *VLLM, *words)).peaks
+    (asleep,) = measured(qwen(tmp_path, *VLLM, *UNSHARED, *words)).peaks
     assert asleep.total == found.active["actor"].total
 
 
@@ -325,7 +329,7 @@ def faults(composed: ComposedConfig, gibibytes: float) -> list[str]:
     return [str(fault) for fault in found]
 
 
-ASLEEP = (*VLLM, "rollout.engine_options.sleep_between_steps=true", "rollout.engine_options.offload=true")
+ASLEEP = (*VLLM, *UNSHARED, "rollout.engine_options.sleep_between_steps=true", "rollout.engine_options.offload=true")
 
 
 def test_what_doesnt_fit_is_refused_with_what_helps_most(tmp_path: Path) -> None:
@@ -342,7 +346,7 @@ def test_what_doesnt_fit_is_refused_with_what_helps_most(tmp_path: Path) -> None
 
 def test_what_one_change_doesnt_mend_several_may(tmp_path: Path) -> None:
     """Recomputed layers leave 36.0 GiB, of which 18.2 are the engine's."""
-    (message,) = faults(qwen(tmp_path, *VLLM), 30)
+    (message,) = faults(qwen(tmp_path, *VLLM, *UNSHARED), 30)
     asked = ["actor.gradient_checkpointing=true (then 36.0 GiB)", "rollout.engine_options.offload=true (then"]
     assert all(part in message for part in asked), message
     assert "more devices" not in message
@@ -364,7 +368,7 @@ def test_a_budget_is_cut_down_to_the_longest_sequence(tmp_path: Path) -> None:
 
 def test_an_engine_that_stays_awake_is_put_to_sleep(tmp_path: Path) -> None:
     words = ["rollout.engine_options.memory_share=0.6", "actor.gradient_checkpointing=true"]
-    (message,) = faults(qwen(tmp_path, *VLLM, *words), 48)
+    (message,) = faults(qwen(tmp_path, *VLLM, *UNSHARED, *words), 48)
     assert "what helps most: rollout.engine_options.sleep_between_steps=true (then" in message
 
 

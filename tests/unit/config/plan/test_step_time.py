@@ -25,6 +25,10 @@ CACHE = 2 * 28 * 4 * 128 * 2
 """Bytes of one token: keys and values of 28 layers with 4 heads of 128, in bfloat16."""
 FLOPS = 2 * (P - EMBEDDING) + 2 * 28 * 28 * 128 * 536
 """Of a token in a sequence of 512 + 24: two per weight but those of the embedding, and attention."""
+UNSHARED = ("training.groups_per_step=512", "training.samples_per_group=1", "algorithm.advantage.name=raw")
+"""Prompts that no other episode has."""
+TOKENS = 4 * 512 + 64 * 24
+"""Of a mini-batch on one device."""
 COMPUTE, LINK, NETWORK, MEMORY, HOST = 0.4 * 989e12, 0.7 * 450e9, 0.7 * 50e9, 0.7 * 3350e9, 0.7 * 64e9
 """What an H100 reaches."""
 
@@ -58,8 +62,8 @@ def test_only_the_experts_of_a_token_count() -> None:
 
 
 def test_an_update_is_a_forward_and_a_backward_pass_of_twice_the_work(tmp_path: Path) -> None:
-    """512 episodes in 8 mini-batches: 64 sequences of 536 tokens, in passes of 16384."""
-    forward = 64 * 536 * FLOPS / COMPUTE * (1 + 512 / 16384)
+    """512 episodes in 8 mini-batches: 4 prompts of 512 tokens and 64 responses of 24, in one pass."""
+    forward = TOKENS * FLOPS / COMPUTE * (1 + 512 / TOKENS)
     plain = seconds(on(tmp_path, "Qwen2.5-7B", 1, 1))["update of actor"]
     assert plain == pytest.approx(8 * 3 * forward)
     again = seconds(on(tmp_path, "Qwen2.5-7B", 1, 1, "actor.gradient_checkpointing=true"))["update of actor"]
@@ -68,15 +72,23 @@ def test_an_update_is_a_forward_and_a_backward_pass_of_twice_the_work(tmp_path: 
     assert adapted == pytest.approx(8 * 2 * forward)
 
 
+def test_a_step_of_fine_tuning_is_one_update_on_its_rows(tmp_path: Path) -> None:
+    """16 rows of 96 tokens, forward and backward."""
+    words = ("sft.batch=16", "sft.max_tokens=96", "data.train_files=[x.jsonl]")
+    found = seconds(on(tmp_path, "Qwen2.5-7B", 1, 1, *words))
+    tokens, flops = 16 * 96, 2 * (P - EMBEDDING) + 2 * 28 * 28 * 128 * 96
+    assert found == {"update of actor": pytest.approx(3 * tokens * flops / COMPUTE * (1 + 512 / tokens))}
+
+
 def test_small_micro_batches_are_slower(tmp_path: Path) -> None:
     small = seconds(on(tmp_path, "Qwen2.5-7B", 1, 1, "training.micro_batch_tokens=1024"))["update of actor"]
-    assert small == pytest.approx(8 * 3 * 64 * 536 * FLOPS / COMPUTE * 1.5)
+    assert small == pytest.approx(8 * 3 * TOKENS * FLOPS / COMPUTE * (1 + 512 / 1072))
 
 
 def test_weights_that_are_gathered_between_nodes_take_longer_than_the_products(tmp_path: Path) -> None:
     """16 nodes of one device: 4 sequences each, 2 passes of 1072 tokens; each gathers 15/16 of the weights twice, and
     gradients in float32 are reduced once. Two nodes of 8 devices have eight network adapters each."""
-    words = ("training.micro_batch_tokens=1072",)
+    words = ("training.micro_batch_tokens=1072", *UNSHARED)
     gathers, gradients = 2 * 2 * 2 * P, 4 * P
     apart = seconds(on(tmp_path, "Qwen2.5-7B", 16, 1, *words))["update of actor"]
     assert apart == pytest.approx(8 * (gathers + gradients) * 15 / 16 / NETWORK)
@@ -118,7 +130,7 @@ def test_devices_alone_in_their_nodes_send_everything_over_the_network(tmp_path:
 
 def test_gradients_that_every_pass_reduces_are_sent_as_often(tmp_path: Path) -> None:
     """Two passes of 4 sequences on each of 8 devices."""
-    words = ("training.micro_batch_tokens=2144",)
+    words = ("training.micro_batch_tokens=2144", *UNSHARED)
     once = seconds(on(tmp_path, "Qwen2.5-7B", 1, 8, *words))["update of actor"]
     often = seconds(on(tmp_path, "Qwen2.5-7B", 1, 8, *words, "actor.sharding.sync_every_micro_batch=true"))
     assert often["update of actor"] - once == pytest.approx(8 * 4 * P * 7 / 8 / LINK)
@@ -128,20 +140,21 @@ def test_float32_is_as_slow_as_without_tensor_cores(tmp_path: Path) -> None:
     """67 TFLOP/s of an H100, not 989; torch does not use TF32 by default."""
     words = ("policy.dtype=float32",)
     found = seconds(on(tmp_path, "Qwen2.5-7B", 1, 1, *words))["update of actor"]
-    assert found == pytest.approx(8 * 3 * 64 * 536 * FLOPS / (0.4 * 67e12) * (1 + 512 / 16384))
+    assert found == pytest.approx(8 * 3 * TOKENS * FLOPS / (0.4 * 67e12) * (1 + 512 / TOKENS))
 
 
 def test_tokens_are_sent_to_their_experts_and_back(tmp_path: Path) -> None:
-    """Qwen3-30B-A3B: 8 experts a token, 48 layers, hidden states of 2048; each of 8 devices sends 7/8 of its 8 × 536
-    tokens in a forward and in a backward pass, and gathers fewer weights."""
+    """Qwen3-30B-A3B: 8 experts a token, 48 layers, hidden states of 2048; each of 8 devices sends 7/8 of its
+    2 × 512 + 8 × 24 tokens in a forward and in a backward pass, and gathers fewer weights."""
     whole, split = (
         seconds(on(tmp_path, "Qwen3-30B-A3B", 1, 8, f"actor.parallel.expert={size}"))["update of actor"]
         for size in (1, 8)
     )
     elsewhere = 48 * 112 * 3 * 2048 * 768
-    exchange = 2 * 48 * 2 * (8 * 536) * 8 * 2048 * 2 * 7 / 8 / LINK
+    tokens = 2 * 512 + 8 * 24
+    exchange = 2 * 48 * 2 * tokens * 8 * 2048 * 2 * 7 / 8 / LINK
     flops = forward_flops(read_shape(CONFIGS["Qwen3-30B-A3B"]), 536)
-    products = 3 * 8 * 536 * flops / COMPUTE * (1 + 512 / (8 * 536))
+    products = 3 * tokens * flops / COMPUTE * (1 + 512 / tokens)
     parameters = PARAMETERS["Qwen3-30B-A3B"]
     assert whole == pytest.approx(8 * (max(products, 4 * parameters * 7 / 8 / LINK) + 4 * parameters * 7 / 8 / LINK))
     left = parameters - elsewhere
@@ -152,11 +165,12 @@ def test_tensor_parallel_layers_exchange_hidden_states_and_pipelines_wait(tmp_pa
     """Megatron, TP 2 × PP 2 on 4 devices: 64 sequences in 3 passes; twice in each pass of each of 14 layers all hidden
     states are reduced and gathered; both passes wait for a third of that time; no gradients are exchanged."""
     split = ("actor.parallel.tensor=2", "actor.parallel.pipeline=2")
-    found = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, "actor.backend=megatron", *split))["update of actor"]
-    exchanged = sent(on(tmp_path, "Qwen2.5-7B", 1, 4, "actor.backend=megatron", *split))["link", "tensor parallelism"]
-    tokens = 64 * 536
+    words = ("actor.backend=megatron", *split)
+    found = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, *words))["update of actor"]
+    exchanged = sent(on(tmp_path, "Qwen2.5-7B", 1, 4, *words))["link", "tensor parallelism"]
+    tokens = TOKENS
     assert exchanged == pytest.approx(8 * 2 * 14 * 4 * tokens * 3584 * 2 / 2)
-    products = tokens * FLOPS * 3 / 4 / COMPUTE * (1 + 2 * 512 / 16384)
+    products = tokens * FLOPS * 3 / 4 / COMPUTE * (1 + 2 * 512 / TOKENS)
     exchange = 2 * 14 * 4 * tokens * 3584 * 2 / 2 / LINK
     assert found == pytest.approx(8 * (products + exchange) * (1 + 1 / 3))
 
@@ -195,11 +209,11 @@ def test_moments_go_to_the_host_and_back_for_every_update(tmp_path: Path) -> Non
 
 
 def test_log_prob_workers_get_the_weights_and_compute_with_their_devices(tmp_path: Path) -> None:
-    """Two of four devices: 256 sequences each; 4 bytes of each weight are copied and sent."""
+    """Two of four devices: 256 sequences of up to 17 prompts each; 4 bytes of each weight are copied and sent."""
     words = ["rollout.recompute_logprobs=true", "placement.actor.devices=[0,1]", "placement.rollout.devices=[0,1]"]
     apart = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, *words, "placement.logprobs.devices=[2,3]"))
     beside = seconds(on(tmp_path, "Qwen2.5-7B", 1, 4, *words))
-    assert apart["log-probs"] == beside["log-probs"] == pytest.approx(256 * 536 * FLOPS / COMPUTE * (1 + 512 / 16384))
+    assert apart["log-probs"] == beside["log-probs"] == pytest.approx((17 * 512 + 256 * 24 + 512) * FLOPS / COMPUTE)
     assert apart["weight sync of log-prob workers"] == pytest.approx(4 * P / MEMORY + 4 * P * 3 / 4 / LINK)
     assert "weight sync of log-prob workers" not in beside
 
