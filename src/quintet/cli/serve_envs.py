@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from contextlib import closing
 
+from quintet import hardware
 from quintet.cli.options import ServeEnvsOptions
 from quintet.errors import SIGNALLED, MachineError
 from quintet.hardware import is_installed
@@ -36,7 +37,7 @@ def run(envs: Sequence[str], options: ServeEnvsOptions) -> int:
 
     settings = ServiceSettings(
         address,
-        num_workers=options.workers or os.cpu_count() or 1,
+        num_workers=options.workers or hardware.cpu_cores(),
         env_seconds=options.env_timeout,
         memory_bytes=None if options.worker_memory is None else int(options.worker_memory * (1 << 30)),
         max_body_bytes=int(options.max_body * (1 << 20)),

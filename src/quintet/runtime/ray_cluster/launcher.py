@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from quintet import hardware
 from quintet.config.torchrun import RankInfo
 from quintet.errors import SIGNALLED, ConfigError, MachineError
 from quintet.hardware import extra_packages, install_command
@@ -118,7 +119,7 @@ def _connected(address: str, ranks: RankInfo) -> Iterator[None]:
         raise MachineError("--ray needs the package ray", install_command(extra_packages("ray"))) from None
     options: dict[str, Any] = {"address": address}
     if address == "local":
-        cores = max(os.cpu_count() or 1, ranks.size)
+        cores = max(hardware.cpu_cores(), ranks.size)
         options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
     try:
         _check_reachable(address)

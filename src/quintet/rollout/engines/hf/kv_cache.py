@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import os
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from quintet import hardware
 from quintet.errors import ConfigError
 from quintet.kernels.decode import DecodeKernels, decode_kernels
 
@@ -181,7 +181,7 @@ def _total_memory(device: torch.device) -> int:
         import torch
 
         return int(torch.cuda.mem_get_info(device)[1])
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return hardware.memory_bytes()
 
 
 def _kv_bytes(model: PreTrainedModel, max_model_len: int, dtype: torch.dtype) -> int:

@@ -5,11 +5,11 @@ An option that the version does not have is an error before anything is loaded.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
+from quintet import hardware
 from quintet.config.native.rollout import EngineConfig
 from quintet.errors import ConfigError, did_you_mean
 from quintet.package_files import read_yaml
@@ -206,7 +206,7 @@ def _memory_arguments(setup: EngineSetup, release: Release) -> dict[str, Any]:
         return {"enable_sleep_mode": True} if use_sleep_mode and "enable_sleep_mode" in release.arguments else {}
     if "kv_cache_memory_bytes" not in release.arguments:
         return {}
-    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    total = hardware.memory_bytes()
     share = options.memory_share or DEFAULT_CPU_MEMORY_SHARE
     return {"kv_cache_memory_bytes": min(_kv_cache_bytes(setup), int(share * total))}
 
