@@ -39,6 +39,7 @@ from hostile_text import EVIL_MODULE, SECRET
 from quintet.cli import serve as serve_command
 from quintet.cli import stop as stop_command
 from quintet.cli.main import main as quintet
+from quintet.errors import UserError
 from quintet.runtime.http_service.address import Address
 from quintet.tracking.report import write_report
 from quintet.viewer.app import build_app
@@ -193,6 +194,9 @@ def in_fork(work: Callable[[], object], case: Case) -> tuple[str, list[str], str
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except UserError as error:
+            print(f"quintet: {error}", file=sys.stderr)
+            status = error.exit_status
         except BaseException:  # noqa: BLE001 - the ending that is looked for
             traceback.print_exc()
         finally:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 ANSWER_TOKENS, PROMPT_TOKENS = 512, 8192
 """Defaults for a model without the configuration of a run."""
-CONVERSATION_KEYS = ("kind", "prompt_key", "messages_key", "response_key", "truth_key", "source_key")
+CONVERSATION_KEYS = ("prompt_key", "messages_key", "response_key", "truth_key", "source_key")
 """Keys of the `data` section that describe SFT conversations and do not apply to prompts."""
 ENDPOINT_OPTIONS = ("endpoint_model", "endpoint_key", "endpoint_concurrent", "endpoint_retries", "endpoint_timeout")
 """Options that are valid only with `--endpoint`."""

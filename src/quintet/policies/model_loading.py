@@ -162,7 +162,8 @@ def load_tokenizer(directory: str | Path, *, trust_remote_code: bool = False) ->
 
     try:
         return AutoTokenizer.from_pretrained(directory, trust_remote_code=trust_remote_code, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
+    except Exception as error:
+        # transformers raises anything for files that are not as it expects, such as a text in place of a mapping
         raise MachineError(f"cannot load a tokenizer from {directory}: {error}") from error
 
 

@@ -69,6 +69,8 @@ def write_atomic(path: Path, data: bytes, key: str = OUTPUT_KEY, *, flush: bool 
     """
     temporary = path.with_name(f".{path.name}.partial")
     with translate_os_errors(path, key):
+        if temporary.is_symlink():  # of a run directory from somebody else
+            temporary.unlink()
         try:
             with open(temporary, "wb", opener=open_unlinked) as file:
                 file.write(data)

@@ -387,6 +387,14 @@ def test_errors_of_libraries_that_name_the_os_error_in_a_message_are_read() -> N
         raise KeyError("a defect")
 
 
+def test_a_link_in_place_of_a_temporary_file_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / ".report.html.partial").symlink_to(tmp_path / "mine")
+    write_atomic(tmp_path / "report.html", b"report")
+    assert (tmp_path / "report.html").read_text() == "report"
+    assert (tmp_path / "mine").read_text() == "mine"
+
+
 def test_a_file_system_without_locks_does_not_prevent_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

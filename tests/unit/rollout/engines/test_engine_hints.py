@@ -19,6 +19,7 @@ from hint_cases import HintCase, case, name_of, sites_without_case
 from test_restarting_engine import Mortal
 from test_weight_verification import PROMPTS, Copy
 
+from quintet import hardware
 from quintet.cli import check
 from quintet.config.native.rollout import EngineConfig
 from quintet.errors import MachineError
@@ -78,9 +79,8 @@ def within(share_and_tokens: tuple[float, int]) -> None:
     share, tokens = share_and_tokens
     network = load_model("model")
     weights = sum(parameter.nbytes for parameter in network.parameters())
-    pages = {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": weights + 2 * 16384}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv_cache.os, "sysconf", pages.__getitem__)
+        patch.setattr(hardware, "memory_bytes", lambda: weights + 2 * 16384)
         kv_cache.max_seqs_in_memory(network, tokens, 8, share)
 
 

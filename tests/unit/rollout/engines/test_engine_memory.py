@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from quintet import hardware
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
 from quintet.rollout.engines.hf import kv_cache
@@ -16,7 +17,7 @@ def test_memory_share_limits_concurrent_requests(policy_directory: Path, monkeyp
     model = load_model(policy_directory)
     weights = sum(parameter.nbytes for parameter in model.parameters())
     total = 2 * (weights + 10 * 2 * 16384)
-    monkeypatch.setattr(kv_cache.os, "sysconf", {"SC_PAGE_SIZE": 1, "SC_PHYS_PAGES": total}.__getitem__)
+    monkeypatch.setattr(hardware, "memory_bytes", lambda: total)
     assert kv_cache.max_seqs_in_memory(model, 64, 256, 0.5) == 10
     assert kv_cache.max_seqs_in_memory(model, 64, 4, 0.5) == 4
     assert kv_cache.max_seqs_in_memory(model, 64, 256, None) == 256
