@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from quintet.config.compose import load_experiment
 from quintet.errors import ConfigError, MachineError
 from quintet.policies import tiny_models
-from quintet.policies.model_loading import load_model
+from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.runtime.components import build_components
 
 
@@ -69,7 +69,7 @@ def test_weights_are_never_twice_in_memory(tmp_path: Path) -> None:
     program = """
 import resource, sys
 from transformers import Qwen2Config, Qwen2ForCausalLM
-from quintet.policies.model_loading import load_model
+from quintet.policies.model_loading import load_model, load_tokenizer
 unit = 1 << (20 if sys.platform == "darwin" else 10)
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 shape = dict(vocab_size=64, hidden_size=512, num_hidden_layers=8, num_attention_heads=4, num_key_value_heads=4)
@@ -92,3 +92,10 @@ else:
     size = (tmp_path / "model.safetensors").stat().st_size / (1 << 20)
     assert size > 100
     assert float(completed.stdout.splitlines()[-1]) < 1.6 * size
+
+
+def test_a_damaged_configuration_of_a_tokenizer_is_the_users_error(policy_directory: Path, tmp_path: Path) -> None:
+    shutil.copytree(policy_directory, tmp_path / "policy")
+    (tmp_path / "policy/tokenizer_config.json").write_text('"text"')
+    with pytest.raises(MachineError, match="cannot load a tokenizer from"):
+        load_tokenizer(tmp_path / "policy")
