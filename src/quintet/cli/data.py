@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from quintet.cli import robot_data
 from quintet.cli.options import key_value_pairs
-from quintet.config.native.data import DataConfig
-from quintet.data.conversations import ConversationFormat, TokenSequence, parse_conversation
 from quintet.errors import ConfigError
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
 
 app = typer.Typer(help="Generate verifiable tasks and inspect data files.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(robot_data.app, name="robots")
@@ -229,6 +222,8 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None, 
     config = parse_options(DataConfig, {**options, "train_files": [file]}, "data")
     file_rows, _ = open_rows(config.train_files, "FILE", config.cache_dir)
     if masks:
+        from quintet.cli.loss_masks import iter_masks
+
         with page() as out:
             out.print(Text(f"read as {describe_form(config, file_rows[0])}"))
             for line in iter_masks(file_rows, min(count, len(file_rows)), config, model):
@@ -277,74 +272,3 @@ def _cells(rows: Any, count: int, config: Any, model: str | None) -> Iterator[li
 def _shorten(value: object) -> str:
     text = "" if value is None else str(value)
     return text if len(text) <= MAX_CELL_CHARACTERS else f"{text[: MAX_CELL_CHARACTERS - 1]}…"
-
-
-TRAINED: Final = ("bold black on green", "bold black on bright_green")
-"""Styles of trained tokens, which alternate so that their borders are visible."""
-CONTEXT: Final = ("bright_black", "white")
-INCOMPLETE: Final = "\ufffd"
-"""Decoded text of a character of which tokens are missing."""
-
-
-def iter_masks(rows: Any, count: int, config: DataConfig, model: str | None) -> Iterator[Text]:
-    """Yield for each sequence of the first rows a line with its numbers of tokens, and its text: trained tokens are
-    green and between ⟦ and ⟧.
-
-    Raises:
-        ConfigError: a row cannot be read, or the chat template cannot render it.
-    """
-    tokenizer, images = _tokenizer_and_images(rows, config, model)
-    conversations = ConversationFormat(tokenizer, config.template, images)
-    for number in range(count):
-        location = rows.describe_row(number)
-        row = parse_conversation(rows[number], config, number, location, directory=rows.directory(number))
-        sequences = conversations.encode(row, location)
-        for index, sequence in enumerate(sequences):
-            part = f", sequence {index + 1} of {len(sequences)}" if len(sequences) > 1 else ""
-            tokens, trained = len(sequence.tokens), sum(sequence.loss_mask)
-            yield Text(f"row {number}{part}: {tokens:,} tokens, {trained:,} trained", style="bold")
-            yield _masked_text(tokenizer, sequence)
-
-
-def _tokenizer_and_images(rows: Any, config: DataConfig, model: str | None) -> tuple[Any, Any]:
-    """Return the tokenizer and image converter of a model; without one, a tokenizer that is trained on the rows, as in
-    a run without a model."""
-    from quintet.config.native.policy import PolicyConfig, VisionConfig
-    from quintet.pipelines.sft.rows import iter_texts
-    from quintet.policies.model_loading import load_tokenizer
-    from quintet.policies.tiny_models import get_preset, train_tokenizer
-    from quintet.rollout.chat.image_prompts import ImagePrompts
-
-    if model is not None:
-        return load_tokenizer(model), ImagePrompts.from_directory(model, VisionConfig())
-    preset = get_preset(PolicyConfig.model_fields["preset"].default)
-    return train_tokenizer(preset.vocabulary, iter_texts(rows, config), digits=preset.digits), None
-
-
-def _masked_text(tokenizer: PreTrainedTokenizerFast, sequence: TokenSequence) -> Text:
-    text = Text()
-    tokens = zip(sequence.tokens, sequence.loss_mask, strict=True)
-    for is_trained, span in groupby(tokens, key=lambda pair: pair[1]):
-        styles = TRAINED if is_trained else CONTEXT
-        pieces = _token_texts(tokenizer, [token for token, _ in span])
-        text.append("⟦" if is_trained else "")
-        for index, piece in enumerate(pieces):
-            text.append(piece, style=styles[index % 2])
-        text.append("⟧" if is_trained else "")
-    return text
-
-
-def _token_texts(tokenizer: PreTrainedTokenizerFast, tokens: list[int]) -> Iterator[str]:
-    """Yield the text of each token, or of several that make up a character, and of an image its number of tokens."""
-    for is_image, span in groupby(tokens, key=lambda token: token < 0):
-        part = list(span)
-        if is_image:
-            yield f"<image: {len(part):,} tokens>"
-            continue
-        pending: list[int] = []
-        for index, token in enumerate(part):
-            pending.append(token)
-            text = tokenizer.decode(pending, clean_up_tokenization_spaces=False)
-            if not str(text).endswith(INCOMPLETE) or index == len(part) - 1:
-                yield str(text)
-                pending = []

@@ -14,7 +14,7 @@ import pytest
 from quintet import hardware
 from quintet.cli import main as command
 from quintet.cli.machine_changes import MODEL
-from quintet.config.plan.memory import GIB
+from quintet.config.plan.format_sizes import GIB
 
 ROOT = Path(__file__).parents[3]
 VERL = sorted((ROOT / "examples/verl").glob("run_*.sh"))

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from published_templates import published
 
-from quintet.cli.data import app, iter_masks
+from quintet.cli.data import app
+from quintet.cli.loss_masks import iter_masks
 from quintet.config.native.data import DataConfig
 from quintet.data.prompt_source import open_rows
 from quintet.errors import ConfigError
