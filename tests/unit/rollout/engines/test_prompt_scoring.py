@@ -10,7 +10,10 @@ import pytest
 import torch
 from test_hf_engine import prompt, reference_logprobs, request, run
 
-from quintet.policies.model_loading import load_model
+from quintet.config.native.policy import LoraConfig
+from quintet.policies.lora import add_lora
+from quintet.policies.model_check import reference_logits
+from quintet.policies.model_loading import cast_weights, load_model
 from quintet.records import FinishReason, Request, StructuredOutput
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.rollout.engines.weight_source import ModuleWeights
@@ -199,3 +202,32 @@ def test_a_request_with_penalties_and_a_minimum_obeys_both(policy_directory: Pat
     tokens = run(engine, [ended])[0].tokens
     assert first not in tokens[:2]
     assert tokens[2:] == (first,) or tokens[3:] == (first,)
+
+
+def test_adapters_count_in_the_scores_of_a_learners_model(policy_directory: Path) -> None:
+    model = load_model(policy_directory)
+    add_lora(model, LoraConfig(rank=2))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.2, generator=torch.Generator().manual_seed(len(name)))
+    tokens = long_prompt(20)
+    (logits,) = reference_logits(model, [torch.tensor(tokens)])
+    expected = logits[:-1].float().log_softmax(-1).gather(1, torch.tensor(tokens[1:])[:, None])[:, 0]
+    plain = reference_logprobs(policy_directory, tokens, 1)
+    assert (expected - plain).abs().max() > 0.01
+    engine = HfEngine(model, max_num_seqs=4, max_model_len=CONTEXT, shares_learner_model=True)
+    (generation,) = run(engine, [scored(0, tokens)]).values()
+    assert generation.prompt_logprobs is not None
+    assert generation.prompt_logprobs.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_scores_in_bfloat16_are_near_those_in_float32(policy_directory: Path) -> None:
+    model = load_model(policy_directory)
+    cast_weights(model, torch.bfloat16)
+    tokens = long_prompt(40)
+    engine = HfEngine(model, max_num_seqs=4, max_model_len=CONTEXT, prefill_tokens=16)
+    (generation,) = run(engine, [scored(0, tokens, prompt_logprobs=1)]).values()
+    assert generation.prompt_logprobs is not None
+    expected = reference_logprobs(policy_directory, tokens, 1).tolist()
+    assert generation.prompt_logprobs.logprobs == pytest.approx(expected, abs=0.1)

@@ -242,6 +242,12 @@ def test_a_result_holds_only_texts_and_images(client: Client, nested: dict[str, 
         assert "messages.2.content.0.content.0: Input should be an object with type text or image" in answer.decode()
 
 
+def test_errors_of_messages_name_their_own_fields(client: Client) -> None:
+    body = {"messages": MESSAGES_HISTORY, "max_tokens": 2, "metadata": {"user_id": "x" * 2000}}
+    status, answer = client.send("POST", MESSAGES, body)
+    assert (status, json.loads(answer)["error"]["message"][:17]) == (400, "metadata.user_id:")
+
+
 def test_an_empty_answer_stays_in_the_history() -> None:
     """The server returns no blocks for an answer without text; templates want answers between messages of the user."""
     user = {"role": "user", "content": "_ P"}
