@@ -134,8 +134,8 @@ class Reply(Protocol):
     def stream(self, handler: RequestHandler, job: PendingCompletion) -> Stream:
         """Return the events of a stream."""
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
-        """Return an error as the last event of a stream."""
+    def error(self, error: RequestError, num_sent: int) -> Mapping[str, Any]:
+        """Return an error as the last event of a stream, behind `num_sent` other events."""
 
     def refusal(self, error: RequestError) -> RequestError:
         """Return the error of a request with the names of its own fields."""
@@ -171,7 +171,7 @@ class CompletionReply:
     def stream(self, handler: RequestHandler, job: PendingCompletion) -> EventStream:
         return EventStream(handler, job)
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
+    def error(self, error: RequestError, num_sent: int) -> Mapping[str, Any]:
         return error.body()
 
     def refusal(self, error: RequestError) -> RequestError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -246,6 +247,26 @@ def test_errors_of_messages_name_their_own_fields(client: Client) -> None:
     body = {"messages": MESSAGES_HISTORY, "max_tokens": 2, "metadata": {"user_id": "x" * 2000}}
     status, answer = client.send("POST", MESSAGES, body)
     assert (status, json.loads(answer)["error"]["message"][:17]) == (400, "metadata.user_id:")
+
+
+def test_a_stream_that_fails_midway_ends_with_an_error_in_its_order(policy_directory: Path) -> None:
+    engine, steps = hf_engine(policy_directory), itertools.count()
+    step = engine.step
+
+    def fail_later() -> Any:
+        if next(steps) > 6:
+            raise RuntimeError("boom")
+        return step()
+
+    engine.step = fail_later
+    tokenizer = load_tokenizer(policy_directory)
+    tokenizer.chat_template = TEMPLATE
+    with served(engine, policy_directory, chat_tokenizer=ChatTokenizer(tokenizer, ())) as failing:
+        _, answer = failing.send("POST", RESPONSES, {"input": "_ P", "max_output_tokens": 60, "stream": True})
+    events = [json.loads(part.split("data: ")[1]) for part in answer.decode().strip().split("\n\n")]
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert len(events) > 2
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "engine_gone")
 
 
 def test_an_empty_answer_stays_in_the_history() -> None:

@@ -75,7 +75,7 @@ class MessagesReply:
     def stream(self, handler: RequestHandler, job: PendingCompletion) -> MessagesStream:
         return MessagesStream(handler, job)
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
+    def error(self, error: RequestError, num_sent: int) -> Mapping[str, Any]:
         return MessagesError.of(error).body()
 
     def refusal(self, error: RequestError) -> RequestError:

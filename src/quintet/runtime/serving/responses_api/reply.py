@@ -59,14 +59,9 @@ class ResponsesReply:
     def stream(self, handler: RequestHandler, job: PendingCompletion) -> ResponsesStream:
         return ResponsesStream(self, handler, job)
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
-        return {
-            "type": "error",
-            "code": error.code,
-            "message": error.message,
-            "param": error.param,
-            "sequence_number": 0,
-        }
+    def error(self, error: RequestError, num_sent: int) -> Mapping[str, Any]:
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return {"type": "error", **fields, "sequence_number": num_sent}
 
     def refusal(self, error: RequestError) -> RequestError:
         return renamed_error(error, CHAT_FIELDS)
