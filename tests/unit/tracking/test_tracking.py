@@ -92,13 +92,16 @@ def test_not_a_number_is_written_as_null(tmp_path: Path) -> None:
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logger = build_loggers(["tensorboard"], LoggerContext(tmp_path, facts={"policy": {"preset": "grid-1m"}}))
+    logger = build_loggers(
+        ["tensorboard"], LoggerContext(tmp_path, facts={"policy": {"preset": "grid-1m"}, "prompt": "a | b\nc"})
+    )
     for step in (1, 2):
         logger.log(step, 0.0, {"actor/entropy": step / 2})
     logger.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     (configuration,) = events.Tensors("configuration")
     assert b"| policy.preset | grid-1m |" in configuration.tensor_proto.string_val[0]
+    assert rb"| prompt | a \| b\nc |" in configuration.tensor_proto.string_val[0], "one line per key"
     assert [(e.step, e.value) for e in events.Scalars("actor/entropy")] == [(1, 0.5), (2, 1.0)]
 
 
