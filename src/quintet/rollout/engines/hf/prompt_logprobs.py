@@ -106,7 +106,7 @@ class PromptScorer:
             missing = len(prompt.tokens) - prompt.num_computed
             longest = max(longest, -(-missing // BLOCK) * BLOCK)
             # the cache has as many tokens for each prompt as for the longest
-            if batch and (prompt.num_computed or (len(batch) + 1) * longest > self._max_tokens):
+            if batch and (len(batch) + 1) * longest > self._max_tokens:
                 break
             batch.append((prompt, min(missing, self._max_tokens)))
             if prompt.num_computed or missing > self._max_tokens:
