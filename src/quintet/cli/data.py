@@ -221,22 +221,25 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None, 
 
     config = parse_options(DataConfig, {**options, "train_files": [file]}, "data")
     file_rows, _ = open_rows(config.train_files, "FILE", config.cache_dir)
+    count = min(count, len(file_rows))
+    forms = dict.fromkeys(describe_form(config, file_rows[number]) for number in range(max(1, count)))
+    read_as = Text(f"read as {'; '.join(forms)}")
     if masks:
         from quintet.cli.loss_masks import iter_masks
 
         with page() as out:
-            out.print(Text(f"read as {describe_form(config, file_rows[0])}"))
-            for line in iter_masks(file_rows, min(count, len(file_rows)), config, model):
+            out.print(read_as)
+            for line in iter_masks(file_rows, count, config, model):
                 out.print(line, soft_wrap=True)
         return
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     for title in ("row", *(["tokens"] if model else ()), "source", "prompt", "truth", "response"):
         table.add_column(title, overflow="fold", justify="right" if title in {"row", "tokens"} else "left")
-    for cells in _cells(file_rows, min(count, len(file_rows)), config, model):
+    for cells in _cells(file_rows, count, config, model):
         table.add_row(*(Text(cell) for cell in cells))
     with page() as out:
         out.print(Text(f"{len(file_rows):,} rows, columns {', '.join(file_rows[0])}"))
-        out.print(Text(f"read as {describe_form(config, file_rows[0])}"))
+        out.print(read_as)
         out.print(table)
 
 

@@ -22,17 +22,21 @@ def messages_column(config: DataConfig, row: Mapping[str, Any]) -> str | None:
     of prompts; None for rows with one."""
     if config.messages_key is not None or not _lacks_prompt(config, row):
         return config.messages_key
-    return next((column for column in CONVERSATION_FORMS if column in row), None)
+    columns = [column for column in CONVERSATION_FORMS if column in row]
+    # a file with rows of several forms has all columns in each row
+    filled = next((column for column in columns if row[column] is not None), None)
+    is_empty = filled is None and columns and row.get(INSTRUCTION_COLUMN) is None
+    return columns[0] if is_empty else filled
 
 
 def prompt_column(config: DataConfig, row: Mapping[str, Any]) -> str:
     """Return the column of the prompt: `data.prompt_key`, or Alpaca's in rows without it."""
-    is_instruction = _lacks_prompt(config, row) and INSTRUCTION_COLUMN in row
+    is_instruction = _lacks_prompt(config, row) and row.get(INSTRUCTION_COLUMN) is not None
     return INSTRUCTION_COLUMN if is_instruction else config.prompt_key
 
 
 def _lacks_prompt(config: DataConfig, row: Mapping[str, Any]) -> bool:
-    return config.prompt_key == DEFAULT_PROMPT_COLUMN and DEFAULT_PROMPT_COLUMN not in row
+    return config.prompt_key == DEFAULT_PROMPT_COLUMN and row.get(DEFAULT_PROMPT_COLUMN) is None
 
 
 def describe_form(config: DataConfig, row: Mapping[str, Any]) -> str:

@@ -87,7 +87,7 @@ class TensorboardLogger:
         if context.facts:
             from tensorboard.compat.proto.summary_pb2 import Summary
 
-            lines = (f"| {name} | {value} |" for name, value in flat_facts(context.facts))
+            lines = (f"| {name} | {_cell(value)} |" for name, value in flat_facts(context.facts))
             table = _text_value("configuration", "\n".join(["| key | value |", "| --- | --- |", *lines]))
             self._add(step=context.resume_step or 0, summary=Summary(value=[table]))
 
@@ -146,6 +146,11 @@ class TensorboardLogger:
 def _quoted(text: str) -> str:
     """Return text as a code block of Markdown, in which it is not interpreted."""
     return "\n".join(f"    {line}" for line in text.splitlines())
+
+
+def _cell(value: object) -> str:
+    """Return a value as the cell of a Markdown table: of one line."""
+    return str(value).replace("|", "\\|").replace("\n", "\\n")
 
 
 def _text_value(tag: str, text: str) -> Any:

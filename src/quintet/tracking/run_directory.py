@@ -8,7 +8,6 @@ import json
 import logging
 import os
 import shutil
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from quintet.contained_files import check_entries, read_contained
 from quintet.errors import MachineError
 from quintet.file_formats import check_format, format_fields
 from quintet.tracking.atomic_files import open_unlinked, translate_os_errors, writable_hint, write_atomic
-from quintet.tracking.run_processes import RunProcesses, process_exists
+from quintet.tracking.run_processes import RunProcess, RunProcesses
 
 logger = logging.getLogger(__name__)
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
@@ -221,7 +220,8 @@ class RunDirectory:
         with os.fdopen(descriptor, "w", encoding="utf-8") as file:
             _acquire(file.fileno(), path)
             file.truncate(0)
-            file.write(f"{os.getpid()} {socket.gethostname()}")
+            owner = RunProcess.of(os.getpid(), "", 1)
+            file.write(f"{owner.pid} {owner.start_ticks} {owner.namespace}")
             file.flush()
             yield
 
@@ -255,8 +255,12 @@ def _check_owner(path: Path) -> None:
     logger.warning(
         "%s is on a file system without locks: a second run of this name on another machine is not noticed", path.parent
     )
-    pid, _, host = path.read_text(encoding="utf-8").partition(" ")
-    if pid.isdecimal() and int(pid) != os.getpid() and host == socket.gethostname() and process_exists(int(pid)):
+    pid, _, rest = path.read_text(encoding="utf-8").partition(" ")
+    start, _, namespace = rest.partition(" ")
+    if not pid.isdecimal() or int(pid) == os.getpid():
+        return
+    owner = RunProcess("", "", int(pid), namespace, int(start) if start.isdecimal() else None)
+    if owner.is_local and owner.local_state() != "ended":
         raise _in_use(path)
 
 

@@ -110,12 +110,11 @@ class RunProcess:
         """Return the state of a local process."""
         stat = ProcessStat.of(self.pid)
         if stat is None or stat.letter == "Z" or stat.start_ticks != self.start_ticks:
-            return "running" if self.start_ticks is None and process_exists(self.pid) else "ended"
+            return "running" if self.start_ticks is None and _exists(self.pid) else "ended"
         return "suspended" if stat.letter in ("T", "t") else "running"
 
 
-def process_exists(pid: int) -> bool:
-    """Return whether a process of this machine has that number."""
+def _exists(pid: int) -> bool:
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

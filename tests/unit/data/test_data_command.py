@@ -58,8 +58,23 @@ def test_show_reads_as_a_run_would(tmp_path: Path, capsys: pytest.CaptureFixture
     data("show", tmp_path / "a.csv", "prompt_key=q", "truth_key=a", "--model", tmp_path / "model")
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "1 rows, columns q, a"
-    assert lines[1].split() == ["row", "tokens", "source", "prompt", "truth", "response"]
-    assert re.fullmatch(r"\s*0\s+\d+\s+user: 2 \+ 3 = \?\s+5", lines[2])
+    assert lines[1] == "read as prompts: q"
+    assert lines[2].split() == ["row", "tokens", "source", "prompt", "truth", "response"]
+    assert re.fullmatch(r"\s*0\s+\d+\s+user: 2 \+ 3 = \?\s+5", lines[3])
+
+
+def test_show_names_the_forms_of_all_rows_that_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = ('{"instruction": "2 + 3?", "output": "5"}', '{"prompt": "2 + 3?", "completion": "5"}')
+    (tmp_path / "a.jsonl").write_text("\n".join(rows))
+    for shown, expected in (
+        ("1", "read as instructions of Alpaca: instruction, output"),
+        (
+            "9",
+            "read as instructions of Alpaca: instruction, output; prompts and completions of TRL: prompt, completion",
+        ),
+    ):
+        data("show", tmp_path / "a.jsonl", "--rows", shown)
+        assert f"{expected} row " in " ".join(capsys.readouterr().out.split())
 
 
 def test_tasks_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
@@ -112,7 +127,8 @@ TALK = (
 def test_masks_of_fine_tuning_are_shown_without_colour(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "talk.jsonl").write_text(TALK)
     data("show", tmp_path / "talk.jsonl", "messages_key=messages", "--masks")
-    title, *lines = capsys.readouterr().out.splitlines()
+    form, title, *lines = capsys.readouterr().out.splitlines()
+    assert form == "read as conversations of TRL and OpenAI: messages"
     assert re.fullmatch(r"row 0: \d+ tokens, \d+ trained", title)
     assert [line for line in lines if "⟦" in line or "6" in line] == [
         "⟦5 🙂<|im_end|>⟧",

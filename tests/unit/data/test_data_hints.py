@@ -164,6 +164,12 @@ CASES = [
         {"prompt": "a", "agent_name": "tool_agent"},
         {"prompt": "a", "agent_name": None},
     ),
+    case(
+        read(),
+        {"prompt": "a", "data_source": ["gsm8k"]},
+        "a name is text; name another column",
+        {"prompt": "a", "data_source": "gsm8k"},
+    ),
     case(rows_to_answer, [[MESSAGE], []], "remove that row", [[MESSAGE]]),
     # prompts
     case(sampled, (FILTERED, 3), "at least: rollout.max_prompt_tokens=17", (FILTERED, 17)),

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from quintet.config.native.data import DataConfig
@@ -84,3 +86,15 @@ def test_files_that_datasets_has_written_are_read(tmp_path: Path) -> None:
         conversation = parse_conversation(opened[0], DataConfig(), 0, "row 0")
         assert [message["content"] for message in conversation.messages] == ["2 + 2?", "4"]
         assert conversation.variables["tools"] == tools
+
+
+def test_null_columns_of_other_forms_are_not_read(tmp_path: Path) -> None:
+    """A Parquet file with rows of several forms has all columns in every row."""
+    rows = [ROWS[name] for name in ("TRL, messages", "TRL, prompt and completion as text", "ShareGPT", "Alpaca")]
+    columns = {column: None for row in rows for column in row}
+    table = pa.Table.from_pylist([columns | row for row in rows])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    opened, _ = open_rows([str(tmp_path / "rows.parquet")], "data.train_files", None)
+    for number in range(len(rows)):
+        conversation = parse_conversation(opened[number], DataConfig(), number, "a row")
+        assert [message["content"] for message in conversation.messages] == ["2 + 2?", "4"]

@@ -8,7 +8,6 @@ import io
 import json
 import math
 import os
-import socket
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,7 @@ from quintet.tracking.metrics import describe, markdown_table, without_timing
 from quintet.tracking.progress import BarProgress, PlainProgress, build_progress, duration
 from quintet.tracking.report import ComparisonRow, write_report
 from quintet.tracking.run_directory import RunDirectory
+from quintet.tracking.run_processes import RunProcess
 from quintet.tracking.summaries import summarize_envs, summarize_episodes, summarize_validation
 from quintet.tracking.trajectories import read_trajectories, write_trajectories
 
@@ -92,13 +92,16 @@ def test_not_a_number_is_written_as_null(tmp_path: Path) -> None:
 def test_tensorboard_reads_what_was_logged(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    logger = build_loggers(["tensorboard"], LoggerContext(tmp_path, facts={"policy": {"preset": "grid-1m"}}))
+    logger = build_loggers(
+        ["tensorboard"], LoggerContext(tmp_path, facts={"policy": {"preset": "grid-1m"}, "prompt": "a | b\nc"})
+    )
     for step in (1, 2):
         logger.log(step, 0.0, {"actor/entropy": step / 2})
     logger.close()
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     (configuration,) = events.Tensors("configuration")
     assert b"| policy.preset | grid-1m |" in configuration.tensor_proto.string_val[0]
+    assert rb"| prompt | a \| b\nc |" in configuration.tensor_proto.string_val[0], "one line per key"
     assert [(e.step, e.value) for e in events.Scalars("actor/entropy")] == [(1, 0.5), (2, 1.0)]
 
 
@@ -406,9 +409,13 @@ def test_a_file_system_without_locks_does_not_prevent_a_run(
     with directory.lock():
         assert "file system without locks" in caplog.text
     with subprocess.Popen(["sleep", "60"]) as other:
-        (tmp_path / ".lock").write_text(f"{other.pid} {socket.gethostname()}")
+        owner = RunProcess.of(other.pid, "", 1)
+        (tmp_path / ".lock").write_text(f"{owner.pid} {owner.start_ticks} {owner.namespace}")
         with pytest.raises(MachineError, match=f"in use by another run .process {other.pid}"), directory.lock():
             pass
+        (tmp_path / ".lock").write_text(f"{owner.pid} {(owner.start_ticks or 0) - 1} {owner.namespace}")
+        with directory.lock():
+            """Another process has got the number of the run that was killed."""
         other.kill()
     with directory.lock():
         pass

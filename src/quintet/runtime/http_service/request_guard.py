@@ -92,7 +92,7 @@ class RequestBodies:
         def reserve(size: int) -> None:
             nonlocal held
             if size > max(held, limits.LARGE_BODY_BYTES):
-                self._check_large_bytes(client)
+                self._check_large_bytes(client, held)
                 self._large_bytes[client] += size - held
                 held = size
 
@@ -154,9 +154,10 @@ class RequestBodies:
             raise self._too_large(None)
         return num_bytes
 
-    def _check_large_bytes(self, client: str) -> None:
-        is_client_full = self._large_bytes[client] >= self._max_large_bytes_per_client
-        if is_client_full or self._large_bytes.total() >= limits.MAX_LARGE_BYTES:
+    def _check_large_bytes(self, client: str, held: int) -> None:
+        """Check the other large bodies; this one holds `held` bytes so far."""
+        is_client_full = self._large_bytes[client] - held >= self._max_large_bytes_per_client
+        if is_client_full or self._large_bytes.total() - held >= limits.MAX_LARGE_BYTES:
             message = "the server is receiving too many large bodies: try again later"
             raise RequestError(message, status=503, kind="server_error", code="overloaded")
 

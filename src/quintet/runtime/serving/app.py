@@ -233,13 +233,16 @@ class ServingApp:
 
     async def _stream(self, reply: Reply, job: PendingCompletion, updates: _Updates, send: Send) -> None:
         """Send server-sent events; an error is the last one."""
+        num_sent = 0
 
         async def send_events(events: Callable[[], Iterable[Mapping[str, Any]]]) -> None:
-            data = await self._turns.compute(
-                job.pending.client, lambda: b"".join(map(_event, events())), semaphore=self._streams
+            nonlocal num_sent
+            parts = await self._turns.compute(
+                job.pending.client, lambda: [*map(_event, events())], semaphore=self._streams
             )
-            if data:
-                await _send_part(send, data)
+            if parts:
+                await _send_part(send, b"".join(parts))
+            num_sent += len(parts)
 
         await _start(send, b"text/event-stream")
         try:
@@ -254,7 +257,8 @@ class ServingApp:
         except ClientDisconnect:
             raise
         except Exception as error:  # noqa: BLE001 - any error becomes the last event, and is logged
-            await send({"type": "http.response.body", "body": _event(reply.error(_request_error(error)))})
+            event = reply.error(_request_error(error), num_sent)
+            await send({"type": "http.response.body", "body": _event(event)})
             return
         await send({"type": "http.response.body", "body": reply.stream_end})
 

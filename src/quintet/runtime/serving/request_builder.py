@@ -67,7 +67,7 @@ class RequestBuilder:
             stop_strings=body.stops,
             structured_output=output,
             top_logprobs=_top_logprobs(body),
-            prompt_logprobs=body.logprobs if isinstance(body, CompletionBody) and body.echo else None,
+            prompt_logprobs=_prompt_logprobs(body),
             images=prompt.images,
         )
 
@@ -78,6 +78,13 @@ def _max_tokens(body: Body) -> int | None:
     if body.max_tokens is None and isinstance(body, CompletionBody):
         return DEFAULT_COMPLETION_TOKENS
     return body.max_tokens
+
+
+def _prompt_logprobs(body: Body) -> int | None:
+    if not isinstance(body, CompletionBody) or not body.echo:
+        return None
+    # engines end a request without a response only after its prompt is scored
+    return 0 if body.logprobs is None and body.max_tokens == 0 else body.logprobs
 
 
 def _top_logprobs(body: Body) -> int:

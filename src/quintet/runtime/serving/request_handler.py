@@ -231,9 +231,10 @@ class RequestHandler:
         return CompletionChoice(job.prompt_of(index), request, generation, answer)
 
     def record(self, job: PendingCompletion, choices: Sequence[CompletionChoice]) -> None:
-        """Add the completions to the request's session."""
+        """Add the completions to the request's session. A prompt that was only scored is no exchange."""
         if job.session is not None:
-            job.session.add(_exchange(job, choice, index) for index, choice in enumerate(choices))
+            completed = [(index, choice) for index, choice in enumerate(choices) if choice.request.max_tokens]
+            job.session.add(_exchange(job, choice, index) for index, choice in completed)
 
     def _note_ignored(self, body: Body) -> None:
         """Count the fields of a request that have no effect, and log each once."""

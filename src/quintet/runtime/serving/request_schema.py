@@ -45,7 +45,7 @@ GREEDY_TEMPERATURE = 1e-5
 """Temperatures below are greedy, as in vLLM: logits would lose their digits in float32."""
 
 Tokens = Annotated[list[Annotated[int, Field(ge=0)]], Field(fail_fast=True)]
-TokenName = Annotated[str, Field(pattern=r"^[0-9]{1,9}$")]
+TokenName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,8})$")]
 Bias = Annotated[float, Field(ge=-100, le=100)]
 TopLogprobs = Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)]
 P = TypeVar("P", str, Tokens)
@@ -396,6 +396,9 @@ def _validation_error(error: ValidationError, body: Mapping[str, Any]) -> Reques
     first = max(same_field, key=lambda item: (_path(item["loc"], body).count("."), not item["type"].endswith("_type")))
     param = _path(first["loc"], body)
     message = str(first["msg"]).removeprefix("Value error, ")
+    name, colon, rest = message.partition(": ")
+    if first["type"] == "value_error" and not param and colon and " " not in name:
+        param, message = name, rest  # an error about several fields names the one to change
     if first["type"] == "missing":
         param, message = ".".join(filter(None, (param, str(first["loc"][-1])))), "is missing"
     return RequestError(f"{param}: {message}" if param else message, code="invalid_value", param=param or None)

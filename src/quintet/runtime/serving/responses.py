@@ -103,6 +103,18 @@ def _usage(job: PendingCompletion, written: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
+def renamed_error(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """Return an error about a chat with the names that another route has for its fields."""
+    param = error.param or ""
+    first = param.partition(".")[0]
+    if first not in names:
+        return error
+    message = error.message.replace(first, names[first], 1)
+    return RequestError(
+        message, status=error.status, kind=error.kind, code=error.code, param=param.replace(first, names[first], 1)
+    )
+
+
 class Reply(Protocol):
     """How the response to a request is written."""
 
@@ -122,8 +134,8 @@ class Reply(Protocol):
     def stream(self, handler: RequestHandler, job: PendingCompletion) -> Stream:
         """Return the events of a stream."""
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
-        """Return an error as the last event of a stream."""
+    def error(self, error: RequestError, num_sent: int) -> Mapping[str, Any]:
+        """Return an error as the last event of a stream, behind `num_sent` other events."""
 
     def refusal(self, error: RequestError) -> RequestError:
         """Return the error of a request with the names of its own fields."""
@@ -159,7 +171,7 @@ class CompletionReply:
     def stream(self, handler: RequestHandler, job: PendingCompletion) -> EventStream:
         return EventStream(handler, job)
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
+    def error(self, error: RequestError, num_sent: int) -> Mapping[str, Any]:
         return error.body()
 
     def refusal(self, error: RequestError) -> RequestError:

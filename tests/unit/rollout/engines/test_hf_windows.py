@@ -93,3 +93,16 @@ def test_bfloat16_differs_by_its_rounding_only(directory: Path) -> None:
     cast_weights(model, torch.bfloat16)
     batch = requests(torch.Generator().manual_seed(2), 12)
     check(model, batch, run(HfEngine(model, max_num_seqs=5, max_model_len=96), batch), 0.05)
+
+
+@pytest.mark.parametrize("prefill_tokens", [8192, 5])
+def test_log_probs_of_prompts_are_those_of_transformers(directory: Path, prefill_tokens: int) -> None:
+    model = load_model(directory)
+    engine = HfEngine(model, max_num_seqs=5, max_model_len=96, prefill_tokens=prefill_tokens)
+    batch = [replace(each, prompt_logprobs=0) for each in requests(torch.Generator().manual_seed(0), 12)]
+    scores = [generation.prompt_logprobs for generation in run(engine, batch)]
+    prompts = [torch.tensor(each.prompt) for each in batch]
+    for prompt, score, logits in zip(prompts, scores, reference_logits(load_model(directory), prompts), strict=True):
+        assert score is not None
+        expected = logits[:-1].float().log_softmax(-1).gather(1, prompt[1:, None])[:, 0]
+        assert (expected - torch.tensor(score.logprobs)).abs().max() < 1e-4

@@ -46,6 +46,26 @@ def test_large_bodies_are_limited_by_client_and_in_total(monkeypatch: pytest.Mon
     asyncio.run(main())
 
 
+def test_a_large_body_in_chunks_does_not_count_against_itself() -> None:
+    """A body of the same size with a Content-Length is received."""
+    parts = [b"x" * (256 << 10)] * 8
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": parts.pop(), "more_body": bool(parts)}
+
+    headers = [(b"content-type", b"application/json"), (b"transfer-encoding", b"chunked")]
+    request = Request({"type": "http", "client": ("a", 1), "headers": headers}, receive)
+    bodies = RequestBodies(("application/json",), max_large_bytes_per_client=1 << 20)
+
+    async def main() -> None:
+        async with bodies.receive(request) as body:
+            assert len(body) == 2 << 20
+            with pytest.raises(RequestError, match="too many large bodies"):
+                await AsyncExitStack().enter_async_context(bodies.receive(post_from("a", 1 << 20)))
+
+    asyncio.run(main())
+
+
 def test_bytes_are_counted_whatever_the_headers_say() -> None:
     async def receive() -> Message:
         return {"type": "http.request", "body": b"x" * 60, "more_body": True}

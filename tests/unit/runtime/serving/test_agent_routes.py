@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +15,9 @@ from serving_clients import CONTEXT, Client, hf_engine, served
 from test_client_compatibility import TEMPLATE
 
 from quintet.policies.model_loading import load_tokenizer
+from quintet.runtime.serving.messages_api.schema import MessagesBody
+from quintet.runtime.serving.request_schema import validate
+from quintet.runtime.serving.responses_api.schema import ResponsesBody
 from quintet.runtime.serving.tokenization import ChatTokenizer
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -225,3 +229,70 @@ def test_a_session_records_what_an_agent_asks_on_any_route(client: Client, route
     name = route.rpartition("/")[2]
     client.ask(f"/sessions/{name}{route}", question)
     assert client.get("/sessions")["sessions"][name] == 1
+
+
+@pytest.mark.parametrize(
+    "nested", [{"type": "tool_use", "id": "c2", "name": "move", "input": {}}, {"type": "thinking", "thinking": "Hm."}]
+)
+def test_a_result_holds_only_texts_and_images(client: Client, nested: dict[str, Any]) -> None:
+    for content in ([nested], [{"type": "tool_result", "tool_use_id": "c1", "content": [nested]}]):
+        result = {"type": "tool_result", "tool_use_id": "c1", "content": content}
+        history = [*MESSAGES_HISTORY[:2], {"role": "user", "content": [result]}]
+        status, answer = client.send("POST", MESSAGES, {"messages": history, "max_tokens": 2})
+        assert status == 400
+        assert "messages.2.content.0.content.0: Input should be an object with type text or image" in answer.decode()
+
+
+def test_errors_of_messages_name_their_own_fields(client: Client) -> None:
+    body = {"messages": MESSAGES_HISTORY, "max_tokens": 2, "metadata": {"user_id": "x" * 2000}}
+    status, answer = client.send("POST", MESSAGES, body)
+    assert (status, json.loads(answer)["error"]["message"][:17]) == (400, "metadata.user_id:")
+
+
+def test_a_stream_that_fails_midway_ends_with_an_error_in_its_order(policy_directory: Path) -> None:
+    engine, steps = hf_engine(policy_directory), itertools.count()
+    step = engine.step
+
+    def fail_later() -> Any:
+        if next(steps) > 6:
+            raise RuntimeError("boom")
+        return step()
+
+    engine.step = fail_later
+    tokenizer = load_tokenizer(policy_directory)
+    tokenizer.chat_template = TEMPLATE
+    with served(engine, policy_directory, chat_tokenizer=ChatTokenizer(tokenizer, ())) as failing:
+        _, answer = failing.send("POST", RESPONSES, {"input": "_ P", "max_output_tokens": 60, "stream": True})
+    events = [json.loads(part.split("data: ")[1]) for part in answer.decode().strip().split("\n\n")]
+    assert [event["sequence_number"] for event in events] == [*range(len(events))]
+    assert len(events) > 2
+    assert (events[-1]["type"], events[-1]["code"]) == ("error", "engine_gone")
+
+
+def test_an_empty_answer_stays_in_the_history() -> None:
+    """The server returns no blocks for an answer without text; templates want answers between messages of the user."""
+    user = {"role": "user", "content": "_ P"}
+    body = validate(MessagesBody, {"messages": [user, {"role": "assistant", "content": []}, user], "max_tokens": 2})
+    assert [message.role for message in body.to_chat().messages] == ["user", "assistant", "user"]
+
+
+def test_all_thoughts_before_an_answer_are_kept() -> None:
+    thoughts = [{"type": "reasoning", "summary": [{"type": "summary_text", "text": text}]} for text in ("Hm.", "So.")]
+    items = [
+        RESPONSES_HISTORY[0],
+        *thoughts,
+        {"role": "assistant", "content": "I look."},
+        {"role": "user", "content": "?"},
+    ]
+    answer = validate(ResponsesBody, {"input": items}).to_chat().messages[1]
+    assert (answer.text, answer.model_extra) == ("I look.", {"reasoning_content": "Hm.\nSo."})
+
+
+def test_a_scored_prompt_is_no_exchange_of_a_session(client: Client) -> None:
+    chat = {"prompt": "_ P", "max_tokens": 2, "ignore_eos": True}
+    client.ask("/sessions/scored/v1/completions", chat)
+    client.ask("/sessions/scored/v1/completions", {"prompt": "_ P", "max_tokens": 0, "echo": True, "logprobs": 0})
+    client.ask("/sessions/scored/reward", {"reward": 1.0})
+    _, lines = client.send("GET", "/sessions/scored")
+    (exchange,) = map(json.loads, lines.decode().splitlines())
+    assert (len(exchange["token_ids"]), exchange["reward"]) == (2, 1.0)

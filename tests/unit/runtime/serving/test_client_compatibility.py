@@ -220,6 +220,24 @@ def test_echo_without_logprobs_returns_the_text_also_in_a_stream(client: Client)
     assert "".join(event["choices"][0]["text"] for event in client.stream(COMPLETE, body)) == whole
 
 
+@pytest.mark.parametrize("logprobs", [None, 0])
+def test_echo_without_tokens_returns_the_prompt_alone(client: Client, logprobs: int | None) -> None:
+    body = {"prompt": "a b", "echo": True, "max_tokens": 0, "logprobs": logprobs}
+    answer = client.ask(COMPLETE, body)
+    choice = answer["choices"][0]
+    assert (choice["text"], choice["finish_reason"], answer["usage"]["completion_tokens"]) == ("a b", "length", 0)
+    assert (choice["logprobs"] is None) == (logprobs is None)
+    if logprobs is None:
+        assert "".join(event["choices"][0]["text"] for event in client.stream(COMPLETE, body)) == "a b"
+
+
+def test_errors_about_several_fields_name_one(client: Client) -> None:
+    _, error = client.refused(CHAT, {"messages": HELLO, "max_tokens": 0})
+    assert (error["param"], error["message"]) == ("max_tokens", "max_tokens: 0 tokens only with echo")
+    _, error = client.refused(CHAT, {"messages": HELLO, "logit_bias": {"40": 1, "040": 1}})
+    assert error["param"] == "logit_bias"
+
+
 def test_a_bias_forces_or_forbids_a_token(client: Client) -> None:
     body = {"prompt_token_ids": PROMPT, "max_tokens": 6, "ignore_eos": True, "temperature": 0}
     plain = client.ask(GENERATE, body)

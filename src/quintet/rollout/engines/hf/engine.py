@@ -19,7 +19,7 @@ from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
 from quintet.policies.model_loading import cast_weights
 from quintet.policies.vision.image_encoder import text_decoder
 from quintet.policies.vision.image_tokens import check_images
-from quintet.records import Failure, FinishReason, Generation, PromptLogprobs, Request
+from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler, TokenMatcher
@@ -121,8 +121,6 @@ class HfEngine:
         self.weight_version = weight_version
         self._scheduler = self._build_scheduler()
         self._scorer = self._build_scorer()
-        self._prompt_logprobs: dict[int, PromptLogprobs] = {}
-        """By request, until it finishes."""
 
     def _build_scorer(self) -> PromptScorer:
         shape, head = CacheShape.from_model(self._model), self._model.get_output_embeddings()
@@ -162,15 +160,12 @@ class HfEngine:
         check_images(request, supported=self._runner.images is not None)
         if request.stop_strings and self._detokenize is None:
             raise ValueError("stop strings require an engine with a detokenizer")
-        if request.prompt_logprobs is not None:
-            if request.images:
-                raise ValueError("log-probs of prompts with images are not supported")
-            self._scorer.add(request)
-        else:
-            self._generate(request)
-
-    def _generate(self, request: Request) -> None:
-        self._scheduler.add(request, self.weight_version, self._matcher(request), self._stop_matcher(request))
+        if request.prompt_logprobs is not None and request.images:
+            raise ValueError("log-probs of prompts with images are not supported")
+        matcher, stop_strings = self._matcher(request), self._stop_matcher(request)
+        scheduled = ScheduledRequest(request, self.weight_version, matcher=matcher, stop_strings=stop_strings)
+        queue = self._scheduler if request.prompt_logprobs is None else self._scorer
+        queue.add(scheduled)
 
     def _matcher(self, request: Request) -> TokenMatcher | None:
         if request.structured_output is None:
@@ -208,13 +203,13 @@ class HfEngine:
     def _score_prompts(self) -> list[Generation]:
         """Compute log-probs of prompts; return the requests that want nothing else, and queue the others."""
         finished: list[Generation] = []
-        for request, logprobs in self._scorer.step():
-            if request.max_tokens:
-                self._prompt_logprobs[request.id] = logprobs
-                self._generate(request)
+        for scheduled in self._scorer.step():
+            if scheduled.prompt_logprobs is not None and np.isnan(scheduled.prompt_logprobs.logprobs).any():
+                finished.append(_generation(scheduled, FinishReason.FAILED))
+            elif scheduled.request.max_tokens:
+                self._scheduler.add(scheduled)
             else:
-                reason = FinishReason.LENGTH
-                finished.append(Generation(request.id, (), (), reason, self.weight_version, prompt_logprobs=logprobs))
+                finished.append(_generation(scheduled, FinishReason.LENGTH))
         return finished
 
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
@@ -222,22 +217,18 @@ class HfEngine:
 
     @torch.inference_mode()
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        waiting = [
-            Generation(request.id, (), (), FinishReason.ABORT, self.weight_version)
-            for request in self._scorer.abort(ids)
-        ]
-        return [*waiting, *(self._generation(each, FinishReason.ABORT) for each in self._scheduler.abort(ids))]
-
-    def _generation(self, scheduled: ScheduledRequest, reason: FinishReason) -> Generation:
-        return _generation(scheduled, reason, self._prompt_logprobs.pop(scheduled.request.id, None))
+        aborted = [*self._scorer.abort(ids), *self._scheduler.abort(ids)]
+        return [_generation(scheduled, FinishReason.ABORT) for scheduled in aborted]
 
     def load_weights(self, version: int, weights: WeightSource) -> None:
         if weights.module is not self._model:
             self._copy_weights(weights.tensors())
         self.weight_version = version
         self._scheduler.preempt_all()
+        for scheduled in self._scheduler.remove_scored():  # its log-probs would be those of other weights
+            self._scorer.add(scheduled)
         self._scheduler.record_weight_update(version)
-        self._scorer.restart()
+        self._scorer.restart(version)
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yield the engine's weights under Hugging Face names."""
@@ -286,7 +277,7 @@ class HfEngine:
         reasons = {
             row: reason for row in running.rows.finish_candidates() if (reason := self._finish_reason(row)) is not None
         }
-        generations = [self._generation(running.snapshot(row), reason) for row, reason in reasons.items()]
+        generations = [_generation(running.snapshot(row), reason) for row, reason in reasons.items()]
         if reasons:
             running.finish(reasons)
         return generations
@@ -307,14 +298,12 @@ class HfEngine:
         return FinishReason.CONTEXT if len(request.prompt) + count >= self._max_model_len else None
 
 
-def _generation(
-    scheduled: ScheduledRequest, reason: FinishReason, prompt_logprobs: PromptLogprobs | None
-) -> Generation:
+def _generation(scheduled: ScheduledRequest, reason: FinishReason) -> Generation:
     """The finished request as a record; the token at which it failed is left out."""
     failure, count = None, len(scheduled.tokens)
     if reason is FinishReason.FAILED:
         failure = _failure(scheduled)
-        count -= 1
+        count = max(0, count - 1)
     return Generation(
         scheduled.request.id,
         tuple(scheduled.tokens[:count]),
@@ -324,13 +313,13 @@ def _generation(
         tuple(scheduled.version_changes),
         failure,
         tuple(scheduled.top_logprobs[:count]),
-        prompt_logprobs,
+        scheduled.prompt_logprobs,
     )
 
 
 def _failure(scheduled: ScheduledRequest) -> Failure:
-    """Why a request failed: non-finite logits, or no token continues its structured output."""
-    if not np.isnan(scheduled.logprobs[-1]) and scheduled.matcher is not None:
+    """Why a request failed: non-finite logits, also of its prompt, or no token continues its structured output."""
+    if len(scheduled.logprobs) and not np.isnan(scheduled.logprobs[-1]) and scheduled.matcher is not None:
         return Failure("engine", "StructuredOutput", f"no token can continue the text: {scheduled.matcher.error}")
     message = f"the model's outputs are not numbers (weights {scheduled.weight_version})"
     return Failure("engine", "NonFinite", message)

@@ -4,17 +4,18 @@ hidden state of the last token."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from quintet.policies.inference_decoder import apply_head
-from quintet.records import PromptLogprobs, Request, TopLogprobs
+from quintet.records import PromptLogprobs, TopLogprobs
 from quintet.rollout.engines.hf.attention_layouts import PrefillLayout
-from quintet.rollout.engines.hf.kv_cache import CacheShape, KVCache
+from quintet.rollout.engines.hf.kv_cache import BLOCK, CacheShape, KVCache
 from quintet.rollout.engines.hf.model_runner import ForwardInput, ModelRunner
+from quintet.rollout.engines.hf.running_batch import ScheduledRequest
 from quintet.rollout.engines.hf.sampling import top_logprobs
 
 MAX_LOGITS = 1 << 24
@@ -25,10 +26,14 @@ MAX_LOGITS = 1 << 24
 class _Prompt:
     """A prompt, whose first tokens are computed."""
 
-    request: Request
+    scheduled: ScheduledRequest
     num_computed: int = 0
     logprobs: list[float] = field(default_factory=list)
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return self.scheduled.request.prompt
 
 
 class PromptScorer:
@@ -37,7 +42,8 @@ class PromptScorer:
     def __init__(
         self, shape: CacheShape, runner: ModelRunner, head: nn.Module, vocab_size: int, max_tokens: int
     ) -> None:
-        """A pass has up to `max_tokens` tokens. `head` computes the logits, [tokens, vocab_size]."""
+        """A pass has up to `max_tokens` tokens, counting the padding of prompts to the longest. `head` computes the
+        logits, [tokens, vocab_size]."""
         self._shape = shape
         self._runner = runner
         self._head = head
@@ -52,53 +58,65 @@ class PromptScorer:
         """Whether prompts are waiting."""
         return bool(self._waiting)
 
-    def add(self, request: Request) -> None:
+    def add(self, scheduled: ScheduledRequest) -> None:
         """Queue the prompt of a request."""
-        self._waiting.append(_Prompt(request))
+        self._waiting.append(_Prompt(scheduled))
 
-    def abort(self, ids: Collection[int]) -> list[Request]:
+    def abort(self, ids: Collection[int]) -> list[ScheduledRequest]:
         """Remove requests, and return them."""
-        removed = [prompt for prompt in self._waiting if prompt.request.id in ids]
-        self._waiting = deque(prompt for prompt in self._waiting if prompt.request.id not in ids)
-        return [prompt.request for prompt in removed]
+        removed = [prompt.scheduled for prompt in self._waiting if prompt.scheduled.request.id in ids]
+        self._waiting = deque(prompt for prompt in self._waiting if prompt.scheduled.request.id not in ids)
+        self._free_cache()
+        return removed
 
-    def restart(self) -> None:
+    def restart(self, weight_version: int) -> None:
         """Compute the waiting prompts from their beginning, because the weights have changed."""
-        self._waiting = deque(_Prompt(prompt.request) for prompt in self._waiting)
+        self._waiting = deque(_Prompt(prompt.scheduled) for prompt in self._waiting)
+        for prompt in self._waiting:
+            prompt.scheduled.weight_version = weight_version
+        self._free_cache()
 
-    def step(self) -> Iterator[tuple[Request, PromptLogprobs]]:
-        """Run one pass; yield the requests whose prompts are computed."""
+    def step(self) -> list[ScheduledRequest]:
+        """Run one pass; return the requests whose prompts are computed, with their log-probs."""
         batch = self._select()
         if not batch:
-            return
+            return []
         states = torch.split(self._forward(batch), [count for _, count in batch])
+        computed = list[ScheduledRequest]()
         for (prompt, count), hidden in zip(batch, states, strict=True):
-            self._record(prompt, hidden[: len(prompt.request.prompt) - 1 - prompt.num_computed])
+            self._record(prompt, hidden[: len(prompt.tokens) - 1 - prompt.num_computed])
             prompt.num_computed += count
-            if prompt.num_computed == len(prompt.request.prompt):
+            if prompt.num_computed == len(prompt.tokens):
                 self._waiting.remove(prompt)
-                yield prompt.request, PromptLogprobs(tuple(prompt.logprobs), tuple(prompt.top_logprobs))
+                prompt.scheduled.prompt_logprobs = PromptLogprobs(tuple(prompt.logprobs), tuple(prompt.top_logprobs))
+                computed.append(prompt.scheduled)
+        self._free_cache()
+        return computed
+
+    def _free_cache(self) -> None:
+        """Free the cache unless the first waiting prompt continues in it."""
+        if not (self._waiting and self._waiting[0].num_computed):
+            self._kv_cache = KVCache(self._shape)
 
     def _select(self) -> list[tuple[_Prompt, int]]:
         """Return whole prompts within the tokens of a pass, or the next part of a longer one."""
         batch: list[tuple[_Prompt, int]] = []
-        budget = self._max_tokens
+        longest = 0
         for prompt in self._waiting:
-            missing = len(prompt.request.prompt) - prompt.num_computed
-            if missing > budget and batch:
+            missing = len(prompt.tokens) - prompt.num_computed
+            longest = max(longest, -(-missing // BLOCK) * BLOCK)
+            # the cache has as many tokens for each prompt as for the longest
+            if batch and (len(batch) + 1) * longest > self._max_tokens:
                 break
-            batch.append((prompt, min(missing, budget)))
-            budget -= missing
-            if budget <= 0 or prompt.num_computed:
+            batch.append((prompt, min(missing, self._max_tokens)))
+            if prompt.num_computed or missing > self._max_tokens:
                 break
         return batch
 
     def _forward(self, batch: list[tuple[_Prompt, int]]) -> Tensor:
         """Return the hidden states of the batch's tokens, [tokens, hidden]."""
-        if not batch[0][0].num_computed:
-            self._kv_cache = KVCache(self._shape)
         self._kv_cache.reserve(len(batch), max(prompt.num_computed + count for prompt, count in batch))
-        spans = [(prompt.request.prompt, prompt.num_computed, prompt.num_computed + count) for prompt, count in batch]
+        spans = [(prompt.tokens, prompt.num_computed, prompt.num_computed + count) for prompt, count in batch]
         tokens = [token for prompt, start, end in spans for token in prompt[start:end]]
         positions = [place for span in spans for place in self._runner.positions(*span)]
         device = self._shape.device
@@ -111,8 +129,8 @@ class PromptScorer:
 
     def _record(self, prompt: _Prompt, hidden: Tensor) -> None:
         """Append the log-probs of the tokens that follow those of the hidden states."""
-        following = prompt.request.prompt[prompt.num_computed + 1 :]
-        count = prompt.request.prompt_logprobs or 0
+        following = prompt.tokens[prompt.num_computed + 1 :]
+        count = prompt.scheduled.request.prompt_logprobs or 0
         start = 0
         for states in torch.split(hidden, self._max_rows):
             logits = apply_head(self._head, states).float()

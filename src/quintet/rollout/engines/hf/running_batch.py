@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from quintet.records import FinishReason, Request, TopLogprobs
+from quintet.records import FinishReason, PromptLogprobs, Request, TopLogprobs
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.grammars import TokenMatcher, allowed_tokens
 from quintet.rollout.engines.hf.attention_layouts import DecodeLayout, SharedSegment
@@ -52,6 +52,8 @@ class ScheduledRequest:
     """Stop strings in the response so far."""
     top_logprobs: list[TopLogprobs] = field(default_factory=list)
     """See `Generation.top_logprobs`."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """See `Generation.prompt_logprobs`."""
 
     @property
     def tokens_to_prefill(self) -> tuple[int, ...]:

@@ -7,13 +7,10 @@ from collections.abc import Collection
 
 from torch import Tensor
 
-from quintet.records import Request
-from quintet.rollout.engines.grammars import TokenMatcher
 from quintet.rollout.engines.hf.kv_cache import CacheShape
 from quintet.rollout.engines.hf.model_runner import ModelRunner
 from quintet.rollout.engines.hf.prefill import PrefillQueue
 from quintet.rollout.engines.hf.running_batch import RunningBatch, ScheduledRequest
-from quintet.rollout.engines.stop_strings import StopStringMatcher
 
 
 class Scheduler:
@@ -54,15 +51,9 @@ class Scheduler:
     def num_prefilling(self) -> int:
         return len(self._prefilling)
 
-    def add(
-        self,
-        request: Request,
-        weight_version: int,
-        matcher: TokenMatcher | None = None,
-        stop_strings: StopStringMatcher | None = None,
-    ) -> None:
-        """Queue a request after the waiting ones; `matcher` constrains its structured output."""
-        self._waiting.append(ScheduledRequest(request, weight_version, matcher=matcher, stop_strings=stop_strings))
+    def add(self, scheduled: ScheduledRequest) -> None:
+        """Queue a request after the waiting ones."""
+        self._waiting.append(scheduled)
 
     def admit(self) -> None:
         """Move waiting requests to prefill while sequence slots are free."""
@@ -136,6 +127,12 @@ class Scheduler:
         self._prefix_cache.reset()
         if self._runner.images:
             self._runner.images.clear()
+
+    def remove_scored(self) -> list[ScheduledRequest]:
+        """Remove and return waiting requests that have log-probs of their prompts, but no response yet."""
+        scored = [each for each in self._waiting if each.prompt_logprobs is not None and not each.tokens]
+        self._waiting = deque(each for each in self._waiting if each.prompt_logprobs is None or each.tokens)
+        return scored
 
     def record_weight_update(self, version: int) -> None:
         """Note in all requests, which must be preempted, that later tokens come from new weights."""

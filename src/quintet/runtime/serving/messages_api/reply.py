@@ -11,11 +11,20 @@ from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.messages_api.schema import MessagesBody
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, parse
-from quintet.runtime.serving.responses import EventStream, completion_body
+from quintet.runtime.serving.responses import EventStream, completion_body, renamed_error
 
 ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
 ERROR_TYPES |= {404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
 """Anthropic's types of errors by HTTP status."""
+
+CHAT_FIELDS = {
+    "max_completion_tokens": "max_tokens",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
+    "stop": "stop_sequences",
+    "user": "metadata.user_id",
+}
+"""Fields of a chat and of this route."""
 
 
 def read_messages(data: bytes) -> MessagesReply:
@@ -24,7 +33,11 @@ def read_messages(data: bytes) -> MessagesReply:
     Raises:
         RequestError: it is invalid.
     """
-    return MessagesReply(parse(MessagesBody, data).to_chat())
+    request = parse(MessagesBody, data)
+    try:
+        return MessagesReply(request.to_chat())
+    except RequestError as error:
+        raise renamed_error(error, CHAT_FIELDS) from error
 
 
 class MessagesError(RequestError):
@@ -62,11 +75,11 @@ class MessagesReply:
     def stream(self, handler: RequestHandler, job: PendingCompletion) -> MessagesStream:
         return MessagesStream(handler, job)
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
+    def error(self, error: RequestError, num_sent: int) -> Mapping[str, Any]:
         return MessagesError.of(error).body()
 
     def refusal(self, error: RequestError) -> RequestError:
-        return error
+        return renamed_error(error, CHAT_FIELDS)
 
 
 def message(handler: RequestHandler, job: PendingCompletion, content: Sequence[Any]) -> dict[str, Any]:

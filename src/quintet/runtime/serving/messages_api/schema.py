@@ -69,7 +69,7 @@ class ToolResultBlock(Part):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: str | Annotated[list[Block], Field(fail_fast=True)] = ""
+    content: str | Annotated[list[ResultBlock], Field(fail_fast=True)] = ""
 
 
 class ThinkingBlock(Part):
@@ -102,6 +102,20 @@ BLOCK_TAGS = {
 def _block_tag(block: Any) -> str | None:
     return BLOCK_TAGS.get(str(block.get("type"))) if isinstance(block, dict) else None
 
+
+def _result_block_tag(block: Any) -> str | None:
+    tag = _block_tag(block)
+    return tag if tag in (BLOCK_TAGS["text"], BLOCK_TAGS["image"]) else None
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("a text")] | Annotated[ImageBlock, Tag("an image")],
+    Discriminator(
+        _result_block_tag,
+        custom_error_type="block_type",
+        custom_error_message="Input should be an object with type text or image",
+    ),
+]
 
 Block = Annotated[
     Annotated[TextBlock, Tag("a text")]
@@ -208,7 +222,8 @@ class MessagesBody(RequestBody):
     def _check_last(self, info: ValidationInfo) -> MessagesBody:
         if self.messages[-1].role != "user":
             raise ValueError("messages: the last one is of the user: answers are not continued")
-        if any(isinstance(b, RedactedThinkingBlock) for m in self.messages for b in m.content):
+        blocks = [block for message in self.messages if isinstance(message.content, list) for block in message.content]
+        if any(isinstance(block, RedactedThinkingBlock) for block in blocks):
             note_ignored(info, ["redacted_thinking"])
         return self
 
@@ -263,13 +278,13 @@ def _chat_messages(message: MessageParam) -> Iterator[dict[str, Any]]:
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
-    for block in message.content:
-        if isinstance(block, ToolResultBlock):
-            yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _chat_content(block.content)}
+    results = [block for block in message.content if isinstance(block, ToolResultBlock)]
+    for block in results:
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _chat_content(block.content)}
     rest = [block for block in message.content if isinstance(block, TextBlock | ImageBlock)]
     calls = [_chat_call(block) for block in message.content if isinstance(block, ToolUseBlock)]
     thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
-    if not (rest or calls or thoughts):
+    if results and not (rest or calls or thoughts):
         return
     fields: dict[str, Any] = {"role": message.role, "content": _chat_content(rest) if rest else None}
     fields |= {"tool_calls": calls} if calls else {}

@@ -10,23 +10,11 @@ from typing import Any
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, parse
-from quintet.runtime.serving.responses import EventStream, completion_body
+from quintet.runtime.serving.responses import EventStream, completion_body, renamed_error
 from quintet.runtime.serving.responses_api.schema import ResponsesBody
 
 CHAT_FIELDS = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
 """Fields of a chat and of this route."""
-
-
-def renamed_error(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """Return an error about a chat with the names that another route has for its fields."""
-    param = error.param or ""
-    first = param.partition(".")[0]
-    if first not in names:
-        return error
-    message = error.message.replace(first, names[first], 1)
-    return RequestError(
-        message, status=error.status, kind=error.kind, code=error.code, param=param.replace(first, names[first], 1)
-    )
 
 
 def read_responses(data: bytes) -> ResponsesReply:
@@ -71,14 +59,9 @@ class ResponsesReply:
     def stream(self, handler: RequestHandler, job: PendingCompletion) -> ResponsesStream:
         return ResponsesStream(self, handler, job)
 
-    def error(self, error: RequestError) -> Mapping[str, Any]:
-        return {
-            "type": "error",
-            "code": error.code,
-            "message": error.message,
-            "param": error.param,
-            "sequence_number": 0,
-        }
+    def error(self, error: RequestError, num_sent: int) -> Mapping[str, Any]:
+        fields = {"code": error.code, "message": error.message, "param": error.param}
+        return {"type": "error", **fields, "sequence_number": num_sent}
 
     def refusal(self, error: RequestError) -> RequestError:
         return renamed_error(error, CHAT_FIELDS)

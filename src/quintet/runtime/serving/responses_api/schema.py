@@ -345,7 +345,8 @@ def _other_message(item: MessageItem | CallOutputItem) -> dict[str, Any]:
 def _extended(answer: dict[str, Any], item: MessageItem | CallItem | ReasoningItem) -> dict[str, Any]:
     """Return an answer with another item of it."""
     if isinstance(item, ReasoningItem):
-        return answer | {"reasoning_content": item.text}
+        earlier = answer.get("reasoning_content")
+        return answer | {"reasoning_content": item.text if earlier is None else f"{earlier}\n{item.text}"}
     if isinstance(item, MessageItem):
         return answer | {"content": _chat_content(item.content)}
     call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
