@@ -13,7 +13,6 @@ folder=build/dependencies
 # The extras whose packages the tests below use.
 extras="embodied service"
 tests=(
-    tests/unit/policies/test_loading.py
     tests/unit/policies/test_training_decoder.py
     tests/unit/policies/test_model_families.py
     tests/unit/policies/test_lora.py
