@@ -2,7 +2,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 PIP := .venv/bin/python -m pip install --quiet -c constraints.txt
 
-.PHONY: train test check lint docs clean
+.PHONY: train test check dependencies lint docs clean
 train: .venv/installed
 	.venv/bin/quintet train $(ARGS)
 
@@ -16,6 +16,10 @@ test: .venv/installed-vllm
 BASE ?= origin/main
 check: lint
 	.venv/bin/python scripts/check_changes.py $(BASE)
+
+# A scheduled job: the newest and the lowest versions that pyproject.toml allows.
+dependencies: .venv/installed-dev
+	bash scripts/newest_dependencies.sh newest lowest
 
 lint: .venv/installed-dev
 	.venv/bin/ruff check src tests benchmarks scripts

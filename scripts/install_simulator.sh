@@ -28,8 +28,8 @@ esac
     exit 2
 }
 server=(
-    "fastapi>=0.120,<1" "h11>=0.16,<1" "hydra-core>=1.3.2,<1.4" "msgpack>=1.1,<2" packaging "pillow>=11,<14" "pydantic>=2.12,<3"
-    "pyyaml>=6.0,<7" "rapidfuzz>=3.9,<4" "rich>=14,<16" "safetensors>=0.6,<1" "typer>=0.20,<1" "uvicorn>=0.50,<0.55"
+    "fastapi>=0.120,<1" "h11>=0.16,<1" "hydra-core>=1.3.2,<1.4" "msgpack>=1.1,<2" packaging "pillow>=11,<14" "pydantic>=2.14.3,<3"
+    "pyyaml>=6.0,<7" "rapidfuzz>=3.9,<4" "rich>=14,<16" "safetensors>=0.8,<1" "typer>=0.20,<1" "uvicorn>=0.50,<0.55"
 )
 
 "$python" -m venv "$directory"

@@ -34,6 +34,7 @@ from typing import Any, Generic, TypeVar, cast
 from quintet import hardware
 from quintet.errors import ConfigError, UserError, did_you_mean, nearest
 from quintet.package_files import read_yaml
+from quintet.shared_environment import installation
 
 T = TypeVar("T")
 DYNAMIC_NAMES = frozenset({"__getattr__", "exec", "globals", "locals", "setattr", "vars"})
@@ -68,7 +69,7 @@ class Entry(Generic[T]):
     def guide(self) -> str:
         """Installation hint for missing modules."""
         packages = (hardware.extra_packages(self.extra) if self.extra else []) or self.missing()
-        return self.how or hardware.install_command(packages)
+        return self.how or installation(packages)
 
     def load(self) -> Callable[..., T]:
         """Return the factory.

@@ -14,7 +14,7 @@ SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
     ("cache_directory", "relations", "expressions", "package_files", "loopback", "reward_sum", "sampling"),
     ("errors", "hardware", "loading_lock", "records", "seeds", "trace"),
-    ("contained_files", "embodied_records", "file_formats"),
+    ("contained_files", "embodied_records", "file_formats", "shared_environment"),
     ("registry",),
     ("sandbox", "kernels"),
     ("config",),

