@@ -6,13 +6,14 @@ from pathlib import Path
 
 import quintet
 from quintet.errors import MachineError
-from quintet.package_files import read_yaml
 
 EXAMPLES = "examples"
 
 
 def example_lines() -> dict[str, str]:
     """Return the examples by path below the directory, each with a line about it."""
+    from quintet.package_files import read_yaml
+
     return dict(read_yaml(__file__))
 
 

@@ -349,8 +349,12 @@ CASES = [
         "choose a file in an existing writable directory",
         "translate native.yaml -o run/x.yaml",
     ),
+    case(command, "examples copy native/arn.yaml", "did you mean native/arm.yaml?", "examples copy native/arm.yaml"),
+    case(command, "examples copy native/arm.yaml run", "choose another directory", "examples copy native/arm.yaml new"),
+    case(command, "explain seed --release 0.4", "quintet explain CONFIG KEY", "explain verl.yaml seed --release 0.4"),
 ]
 EXEMPT = {
+    "cli/example_files.py examples_directory": "another installation is the remedy",
     "cli/config_source.py _unused_arguments": "test_scripts_and_translation.py has it",
     "cli/config_source.py read_config_source": "--release without a framework's file: leaves the option out",
     "cli/choices.py template_problems": "test_cached_models.py follows it",
@@ -373,6 +377,7 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, policy_directory
     for step in (9, 10):
         save_checkpoint(tmp_path / "run/checkpoints", step, {}, lambda directory: (directory / "hf").mkdir(), keep=2)
     (tmp_path / "run/config.yaml").write_text("env: {name: frozenlake}")
+    (tmp_path / "run/arm.yaml").write_text("")
     (tmp_path / "runs/lake").mkdir(parents=True)
     (tmp_path / "runs/lake/run.json").write_text('{"status": "finished"}')
     (tmp_path / "native.yaml").write_text("seed: 1")

@@ -124,6 +124,8 @@ def test_the_usual_verl_script_is_told_everything_at_once(
 def test_the_overrides_of_every_verl_script_give_a_plan_without_refusals(
     script: Path, plan: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    Path("rewards").mkdir()
+    Path("rewards/boxed.py").write_text("def compute_score(**arguments): return 0.0")  # a function of the user
     here = plan(str(script), "--here")
     assert here["problems"] == []
     prepare(here["prepare"], monkeypatch)

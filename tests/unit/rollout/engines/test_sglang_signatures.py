@@ -41,7 +41,7 @@ EVERYTHING = Request(
 
 
 def test_the_tested_release_is_the_documented_one() -> None:
-    from quintet.cli.doctor import SGLANG
+    from quintet.cli.engine_checks import SGLANG
 
     assert PUBLISHED["version"] == "0.5.23"
     assert PUBLISHED["version"] in SGLANG

@@ -128,7 +128,7 @@ def test_bodies_without_a_size_type_or_plain_encoding_are_refused(server: EnvSer
     with connect(server) as connection:
         connection.sendall(
             b"POST /sessions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-            b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+            b"Transfer-Encoding: chunked\r\nContent-Length: 5\r\n\r\n0\r\n\r\n"
         )
         assert connection.recv(100).startswith(b"HTTP/1.1 411")
 

@@ -312,7 +312,7 @@ def test_bodies_that_arent_json_objects_are_refused(client: Client, body: bytes)
 
 
 def test_the_message_of_a_field_that_is_not_supported_says_so_once(client: Client) -> None:
-    body = {"prompt": "a", "logit_bias": {"5": 1}}
+    body = {"prompt": "a", "bad_words": ["b"]}
     _, error = client.refused(COMPLETE, json.dumps(body).encode())[:2]
     assert str(error).count("not supported") == 1
     assert "leave it out" in str(error)
