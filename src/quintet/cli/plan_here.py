@@ -32,7 +32,7 @@ USABLE = 0.8
 
 
 @dataclass(slots=True)
-class Here:
+class LocalOverrides:
     """Overrides with which a run works on this machine, each with its reason, and what has to be created first."""
 
     devices: int
@@ -67,7 +67,7 @@ def run(
     """
     inspected = inspect_config(config, overrides, dialect, unknown_keys)
     memory = int(device_memory * GIB) if device_memory is not None else _memory()
-    here = Here(max(1, hardware.num_gpus()))
+    here = LocalOverrides(max(1, hardware.num_gpus()))
     for _ in range(MAX_ROUNDS):
         before = list(here.overrides)
         if not _extend(here, inspected, memory):
@@ -88,7 +88,7 @@ def run(
         _print(here, command)
 
 
-def _reread(here: Here, reload: Callable[[Sequence[str]], InspectedConfig]) -> InspectedConfig:
+def _reread(here: LocalOverrides, reload: Callable[[Sequence[str]], InspectedConfig]) -> InspectedConfig:
     """Return the configuration with the overrides, and with those that hints demand if it is invalid with them.
 
     Raises:
@@ -117,7 +117,7 @@ def _memory() -> int:
     return present[1] if present is not None else int(USABLE * hardware.memory_bytes())
 
 
-def _extend(here: Here, inspected: InspectedConfig, memory: int) -> bool:
+def _extend(here: LocalOverrides, inspected: InspectedConfig, memory: int) -> bool:
     """Add the overrides for what is known so far; return whether there are new ones."""
     composed, is_new = inspected.runnable, False
     for change in machine_changes(composed, here.devices):
@@ -134,7 +134,7 @@ def _extend(here: Here, inspected: InspectedConfig, memory: int) -> bool:
     return is_new
 
 
-def _apply(here: Here, composed: ComposedConfig, change: Change) -> bool:
+def _apply(here: LocalOverrides, composed: ComposedConfig, change: Change) -> bool:
     words = to_overrides(composed, change.values)
     if change.prepare is not None and change.prepare not in here.prepare:
         here.prepare.append(change.prepare)
@@ -162,7 +162,7 @@ def _command(verb: str, config: str | None, words: Sequence[str], dialect: str |
     return " ".join([start, *map(shlex.quote, [*([config] if config else []), *options, *words])])
 
 
-def _print(here: Here, command: str) -> None:
+def _print(here: LocalOverrides, command: str) -> None:
     with page() as out:
         section(out, "Overrides for this machine")
         for word in here.overrides:
