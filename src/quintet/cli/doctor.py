@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import platform
+import re
 import shutil
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from rich.padding import Padding
@@ -112,7 +116,10 @@ def _machine() -> Machine:
 
 
 def _devices() -> tuple[tuple[Device, ...], str]:
-    """Return the accelerators that torch can use, and its build."""
+    """Return the accelerators that torch can use, and its build. Without a device torch is not imported, which takes a
+    second."""
+    if hardware.num_gpus() == 0 and sys.platform != "darwin":
+        return (), _installed_build()
     try:
         import torch
     except (ImportError, OSError) as error:
@@ -122,6 +129,16 @@ def _devices() -> tuple[tuple[Device, ...], str]:
         return (Device("Apple GPU", int(torch.mps.recommended_max_memory())),), "with Metal"
     properties = [torch.cuda.get_device_properties(number) for number in range(torch.cuda.device_count())]
     return tuple(Device(device.name, device.total_memory) for device in properties), build
+
+
+def _installed_build() -> str:
+    """Return the build of torch that its files name."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return "torch is not installed"
+    version = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    cuda = re.search(r"^cuda\b[^=\n]*= '([^']+)'", version, re.MULTILINE)
+    return f"CUDA {cuda[1]}" if cuda else "without CUDA"
 
 
 def _abilities(machine: Machine) -> Iterator[Ability]:

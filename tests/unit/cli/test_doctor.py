@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -172,7 +173,15 @@ def test_an_installed_ray_is_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ray.state, ray.note) == ("ready", "ray 2.60.0")
 
 
+def test_without_a_device_torch_is_not_imported() -> None:
+    """It takes a second."""
+    code = "import sys; from quintet.cli import doctor; print(doctor._devices()[1], 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "without CUDA False\n"
+
+
 def test_a_broken_torch_is_a_finding_and_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "num_gpus", lambda: 1)
     monkeypatch.setitem(sys.modules, "torch", None)
     devices, built = doctor._devices()
     assert devices == ()
