@@ -16,6 +16,8 @@ from quintet.config.plan.vision_encoder import VisionEncoderShape
 HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
 MODEL_PATHS = {"critic": "critic.path", "reward": "reward.model.path", "reference": "reference.path"}
 """Keys of the models that may differ from the policy, by component."""
+MIN_PUBLISHED_BYTES = 2 << 30
+"""Published models of OpenVLA have 15 GB of weights; smaller ones are made for tests."""
 MAX_CONFIG_BYTES = 1 << 20
 """Larger `config.json` files are not read."""
 
@@ -58,12 +60,18 @@ def find_models(config: Experiment) -> Models:
     """Read the shapes of all models whose `config.json` is available locally."""
     path, policy = policy_path(config), config.policy
     actor = _preset_shape(config) if path is None else find_model_shape(path, policy.overrides)
-    if isinstance(actor, UnknownModel) and policy.kind in ("openvla", "openvla_oft"):
+    if isinstance(actor, UnknownModel) and policy.kind in ("openvla", "openvla_oft") and not _is_small(path):
         # all published ones have this size
         actor = replace(OPENVLA, dtype="bfloat16")
     paths = {name: config_value(config, key) for name, key in MODEL_PATHS.items()}
     others = {name: actor if path is None else find_model_shape(path, {}) for name, path in paths.items()}
     return Models(actor, others)
+
+
+def _is_small(path: str | None) -> bool:
+    """Return whether the weights in a directory are clearly fewer than those of a published model."""
+    sizes = [file.stat().st_size for file in _directory(path).glob("*.safetensors")] if path is not None else []
+    return 0 < sum(sizes) < MIN_PUBLISHED_BYTES
 
 
 def _preset_shape(config: Experiment) -> ModelShape | UnknownModel:

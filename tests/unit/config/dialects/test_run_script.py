@@ -925,3 +925,12 @@ def test_a_quote_that_begins_in_the_name_of_a_module_is_no_error(tmp_path: Path)
         'actor_rollout_ref.roll"ut.n=2',
     )
     assert "trainer" in refusal(tmp_path, " \\\n    ".join(lines) + " \\")
+
+
+@pytest.mark.parametrize("start", ["", "IFS=,\n"])
+def test_a_command_in_one_word_starts_nothing(tmp_path: Path, start: str) -> None:
+    """Bash looks for a program of that name: the words of a variable are split at IFS only."""
+    one_word = '"$COMMAND"' if not start else "$COMMAND"
+    script = f"{start}COMMAND='{command('data.seed=1')}'\n{one_word}\n"
+    assert "runs no known trainer" in refusal(tmp_path, script)
+    assert read(tmp_path, script.replace(start, "").replace(one_word, "$COMMAND")).words == ("data.seed=1",)

@@ -51,7 +51,7 @@ def _with_inner_commands(
         if command.words[0].text in PRINTING:
             continue
         yield command
-        for word in command.words:
+        for word in command.words[1:]:  # a program's name is no command, whatever blanks it has
             if re.search(r"\s-m\s+(verl|vagen|ragen)\.", word.text):
                 inner = Variables(word.path, environment)
                 inner.unknown_values = variables.unknown_values
