@@ -86,6 +86,8 @@ def lines(actual: Evaluation) -> list[dict[str, Any]]:
 
 DRAWN = "validation.sampling={do_sample: true, temperature: 1.0, top_k: 50, samples: 2}"
 LAKE = ("env.name=frozenlake", "env.size=3", "validation.episodes=5", "rollout.max_turns=3", "rollout.think=false")
+# an endpoint's vocabulary is not known, so that it would be told the form that this policy's vocabulary has
+LAKE += ("rollout.format_instruction=false",)
 ASKED = ("env.name=prompts", "data.train_files=[questions.jsonl]", "rollout.max_turns=1")
 
 
