@@ -468,6 +468,8 @@ def test_one_remedy_for_each_key_that_excludes_megatron() -> None:
 
 
 EXEMPT = {
+    "config/checks/profiles.py": "`test_profile_checks.py` follows them",
+    "config/plan/disk.py": "`test_disk.py` follows it, on a disk without space",
     "config/checks/code_settings.py": "`test_code_settings.py` sets the key on the command line, as the hint says",
     "config/checks/processes.py": "names a command, which has a test of its own",
     "config/composed.py": "passes on the hint of an error of a running program",
