@@ -227,7 +227,12 @@ CASES = [
     case(at_an_endpoint, ["env={name: simulator, simulator: arm}"], "leave out --endpoint", []),
     case(at_an_endpoint, ["rollout.end_token=3"], "remove rollout.end_token", []),
     case(at_an_endpoint, ["reward.model={}"], "reward.model.path=DIRECTORY", ["reward.model.path=model"]),
-    case(held_out, [], "data.validation_files=[FILE]", [*PROMPTS, "data.validation_files=[replies.jsonl]"]),
+    case(
+        held_out,
+        [],
+        "data.validation_files=[FILE]",
+        [*PROMPTS, "data.validation_files=[replies.jsonl]", "reward.kind=exact"],
+    ),
     case(
         responses,
         {"response_key": "anser"},
