@@ -231,7 +231,7 @@ CASES = [
         held_out,
         [],
         "data.validation_files=[FILE]",
-        [*PROMPTS, "data.validation_files=[replies.jsonl]", "reward.kind=exact"],
+        [*PROMPTS, "data.validation_files=[replies.jsonl]", "reward.kind=exact", "data.truth_key=reply"],
     ),
     case(
         responses,
