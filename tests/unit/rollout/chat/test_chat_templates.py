@@ -483,7 +483,7 @@ def test_prompt_changes_are_recorded() -> None:
 @pytest.mark.parametrize("name", ["qwen2_5", "llama3", "gemma"])
 def test_a_window_equals_the_template_of_its_turns(name: str, window: int) -> None:
     chat = chat_of(name)
-    dialogue = Dialogue.from_config(RolloutConfig(window_size=window), chat, "Walk.")
+    dialogue = Dialogue.from_config(RolloutConfig(window_size=window, format_instruction=False), chat, "Walk.")
     observations = [f"see {number}" for number in range(5)]
     for number, observation in enumerate(observations):
         prompt, new, continues = dialogue.observe(observation)
