@@ -418,9 +418,11 @@ def test_a_slip_in_a_run_that_waits_is_still_a_slip(tmp_path: Path) -> None:
         converted(tmp_path, "rlinf", changed(RUN, changes))
 
 
-def test_a_known_key_of_something_else_is_refused_in_a_run_that_waits_for_nothing(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"replay_buffer\.cache_size .* exists in rlinf"):
-        converted(tmp_path, "rlinf", changed(RUN, {"algorithm.replay_buffer.cache_size": 9}))
+def test_a_known_key_of_something_else_stops_a_run_that_waits_for_nothing(tmp_path: Path) -> None:
+    key = "algorithm.replay_buffer.cache_size"
+    (problem,) = converted(tmp_path, "rlinf", changed(RUN, {key: 9})).unsupported
+    assert problem.key == key
+    assert "key of rlinf that its reference does not document" in problem.message
     with pytest.raises(ConfigError, match=r"data\.shuffle .* is not read by runs of this kind"):
         converted(tmp_path, "rlinf", changed(RUN, {"data.shuffle": True}))
 

@@ -126,7 +126,7 @@ def test_repetition_penalty_matches_transformers() -> None:
 def test_logits_of_other_rows_are_not_processed() -> None:
     logits = torch.tensor([[0.0, 1.0, 2.0]] * 2)
     rules = LogitsProcessing(
-        torch.tensor([1]), torch.tensor([0]), torch.ones(1), torch.zeros(1), torch.ones(1), None, [(0, (2,))]
+        torch.tensor([1]), torch.tensor([0]), torch.ones(1), torch.zeros(1), torch.ones(1), banned_tokens=[(0, (2,))]
     )
     tokens, _ = sample(logits, torch.zeros(2), torch.zeros(2), rules)
     assert tokens.tolist() == [2, 1]

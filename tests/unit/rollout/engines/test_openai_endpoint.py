@@ -119,7 +119,9 @@ GREEDY = SamplingParams(temperature=0.0, top_k=0, top_p=1.0, seed=0)
 
 
 def played(known: StandIn, episodes: int, sampling: SamplingParams = GREEDY, **changes: Any) -> list[Any]:
-    config = RolloutConfig(**{"think": False, "window_size": None, "max_prompt_tokens": 10**6, **changes})
+    config = RolloutConfig(
+        **{"think": False, "format_instruction": False, "window_size": None, "max_prompt_tokens": 10**6, **changes}
+    )
     engine = EndpointEngine(settings(known), message_tokenizer())
     chat = ChatFormat(message_tokenizer())
     loop = AgentLoop(engine, chat, Mirror, config, "mirror", EpisodeLimits(max_failed_share=1.0))
