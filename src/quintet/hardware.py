@@ -79,6 +79,8 @@ def _group_files(controller: str, name: str, unified_name: str) -> Iterator[str]
             continue
         group = (CGROUPS / controllers if controllers else CGROUPS) / path.lstrip("/")
         for directory in (group, *group.parents):
+            if not directory.is_relative_to(CGROUPS):
+                break
             with suppress(OSError):
                 yield (directory / (name if controllers else unified_name)).read_text(encoding="utf-8").strip()
 

@@ -28,6 +28,7 @@ def test_a_source_tree_that_is_not_installed_names_the_missing_module(monkeypatc
         ("0::/user/run\n", {"user/run/memory.max": "700", "user/memory.max": "1000"}, 700),
         ("4:memory:/docker\n1:cpu:/other\n", {"memory/docker/memory.limit_in_bytes": "900"}, 900),
         ("0::/\n", {}, None),
+        ("0::/user\n", {"../memory.max": "500"}, None),
     ],
 )
 def test_memory_is_that_of_the_control_groups_of_a_container(
