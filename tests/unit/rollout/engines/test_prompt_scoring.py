@@ -14,9 +14,10 @@ from quintet.config.native.policy import LoraConfig
 from quintet.policies.lora import add_lora
 from quintet.policies.model_check import reference_logits
 from quintet.policies.model_loading import cast_weights, load_model
-from quintet.records import FinishReason, Request, StructuredOutput
+from quintet.records import FinishReason, Request
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.rollout.engines.weight_source import ModuleWeights
+from quintet.sampling import StructuredOutput
 
 CONTEXT = 128
 PENALTIES: dict[str, Any] = {
