@@ -41,7 +41,7 @@ class TerminalStream:
 
 
 def replace_unencodable_characters() -> None:
-    """Let stdout and stderr write `?` for what their encoding does not have, in locales other than UTF-8."""
+    """Write `?` to stdout and stderr for characters outside their encoding, in locales other than UTF-8."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
             stream.reconfigure(errors="replace")

@@ -33,8 +33,8 @@ def _take_logits(rows: int, columns: int, dtype: torch.dtype) -> Tensor:
     return buffer[:size].view(rows, columns)
 
 
-def _give_back(logits: Tensor) -> None:
-    """Let the next pass use the buffer of `logits`."""
+def _release_logits(logits: Tensor) -> None:
+    """Return the buffer of `logits` to the pool for the next pass."""
     whole = logits.as_strided((logits.untyped_storage().nbytes() // logits.element_size(),), (1,), 0)
     other = _free_buffers.get(logits.dtype)
     if other is None or len(other) < len(whole):
@@ -104,7 +104,7 @@ class _FusedStatistics(torch.autograd.Function):
         ctx.kernels, ctx.temperature, ctx.head = kernels, temperature, head
         ctx.saved_logits = logits if needs_grad and len(logits) == len(hidden_states) else None
         if ctx.saved_logits is None:
-            _give_back(logits)
+            _release_logits(logits)
         ctx.save_for_backward(hidden_states, weight_cast, targets, log_sums, entropy)
         ctx.mark_non_differentiable(squares)
         return logprobs, entropy, squares
@@ -133,7 +133,7 @@ class _FusedStatistics(torch.autograd.Function):
             )
             torch.mm(chunk, weight_cast, out=grad_hidden[part])
             _add_product(ctx.kernels, grad_weight, chunk, hidden_states[part])
-        _give_back(logits)
+        _release_logits(logits)
         return None, grad_hidden, grad_weight, None, None, None, None
 
 

@@ -64,7 +64,7 @@ class PlannedRun:
 
     @property
     def disk(self) -> DiskUse | None:
-        """What the run writes to disk; None if it saves no checkpoint."""
+        """Disk space of the run's checkpoints and final weights; None if it saves no checkpoint."""
         if self.config.evaluation is not None or self.config.generation is not None:
             return None
         return plan_disk(self.config, self.placement, self.models, self.steps)

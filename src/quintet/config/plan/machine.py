@@ -10,7 +10,7 @@ from quintet.config.torchrun import current_rank
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What this machine has for each process of a run."""
+    """Memory that this machine has for each process of a run, and their number."""
 
     device_bytes: int
     """Memory of a GPU, or the share of a process in host memory."""

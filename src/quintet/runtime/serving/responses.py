@@ -116,11 +116,11 @@ def renamed_error(error: RequestError, names: Mapping[str, str]) -> RequestError
 
 
 class Reply(Protocol):
-    """How the response to a request is written."""
+    """Format of the response to a request: a whole body, or events of a stream."""
 
     @property
     def body(self) -> CompletedBody:
-        """What the engine is asked for."""
+        """Return the completion request for the engine."""
 
     @property
     def stream_end(self) -> bytes:
