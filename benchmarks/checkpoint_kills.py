@@ -155,16 +155,18 @@ def kill_at_operation(directory: Path, operation: int) -> None:
 
 
 def wait_until(is_reached: Callable[[], bool], processes: Sequence[int]) -> bool | None:
-    """Wait until something is reached, and return None; if a process ends before, return whether it was killed.
+    """Wait until something is reached, and return None; if a process ends before, return whether any was killed.
+
+    All processes are looked at: the other rank may notice that one was killed, and fail, before this process does.
 
     Raises:
         TimeoutError: neither happens in time.
     """
     end = time.monotonic() + TIMEOUT_SECONDS
     while time.monotonic() < end:
-        for process in processes:
-            if ended := os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT):
-                return ended.si_code == os.CLD_KILLED
+        states = [os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) for process in processes]
+        if ended := [state for state in states if state]:
+            return any(state.si_code == os.CLD_KILLED for state in ended)
         if is_reached():
             return None
         time.sleep(0.001)

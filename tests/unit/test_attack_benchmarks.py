@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import random
+import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator
@@ -93,6 +94,16 @@ def test_effects_of_a_configuration_are_noticed(event: str, arguments: tuple[Any
 )
 def test_endings_of_a_command_are_told_apart(status: int, output: str, kind: str) -> None:
     assert importlib.import_module("attack_configurations")._kind(status, output) == kind
+
+
+def test_a_rank_that_fails_because_another_was_killed_is_no_failure_of_the_run() -> None:
+    kills = importlib.import_module("checkpoint_kills")
+    processes = [subprocess.Popen(["sh", "-c", command]) for command in ("exit 1", "kill -9 $$")]
+    for process in processes:
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert kills.wait_until(lambda: False, [process.pid for process in processes]) is True
+    assert kills.wait_until(lambda: False, [processes[0].pid]) is False
+    assert [process.wait() for process in processes] == [1, -9]
 
 
 def test_a_lost_checkpoint_is_counted(tmp_path: Path) -> None:
