@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
@@ -25,6 +26,7 @@ from quintet.runtime.http_service.turns import Turns
 
 pytestmark = pytest.mark.attack
 
+LISTENING = "0A"
 GET = b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
@@ -121,8 +123,23 @@ def test_a_response_that_is_not_received_does_not_keep_its_connection(monkeypatc
     with background(PlainTextResponse("x" * (64 << 20))) as port:
         silent = socket.create_connection(("127.0.0.1", port), 10)
         silent.sendall(GET)
-        time.sleep(1.0)
+        silent.recv(1, socket.MSG_PEEK)  # it has been accepted
+        wait_until_closed(port)
         assert read_all(silent) < 64 << 20
+
+
+def wait_until_closed(port: int) -> None:
+    """Wait until the process of a server has no connection open; its kernel may still have bytes to send."""
+    end = time.monotonic() + 60
+    while is_open(port):
+        assert time.monotonic() < end, "the connection is still open"
+        time.sleep(0.02)
+
+
+def is_open(port: int) -> bool:
+    """Return whether a process has a connection from a local port; sockets that it has closed have no inode."""
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+    return any(row[1].endswith(f":{port:04X}") and row[3] != LISTENING and row[9] != "0" for row in rows)
 
 
 def test_pipelined_requests_and_bytes_one_by_one_are_answered() -> None:
