@@ -40,7 +40,9 @@ def measure(directory: Path, mesh: LearnerMesh, backend: str, out: Path | None) 
     for name, parameter in model.named_parameters():
         if ".lora_" in name:
             torch.nn.init.normal_(parameter, std=0.2)
-    strategy = build_strategy(PolicyModule(model), backend, mesh, ShardingConfig(), MemoryConfig())
+    backend, _, policy = backend.partition(" ")
+    sharding = ShardingConfig(policy=policy or "full_shard")
+    strategy = build_strategy(PolicyModule(model), backend, mesh, sharding, MemoryConfig())
     actor = ActorLearner(
         model, OptimizerConfig(), LearnerSetup(budget=MicroBatchBudget(40), ranks=mesh.data, strategy=strategy)
     )

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from quintet.policies.lora import has_adapters, is_adapter_name, merged_head_weight
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.token_statistics import LazyLogits, StatisticsOptions, TokenStatistics
+from quintet.training.offload import reshard
 from quintet.training.packing import MicroBatchBudget
 from quintet.training.protocols import DivergenceReference
 from quintet.training.scorer import PolicyScorer
@@ -32,6 +33,8 @@ class ReferenceSnapshot(PolicyScorer):
                 policy.setup, budget=budget, inference_budget=None, strategy=policy.strategy, offload=policy.offload
             ),
         )
+        # the modules of FSDP1 have no parameters while they are gathered
+        reshard(policy.strategy.module)
         self._trained = [parameter for parameter in policy.strategy.parameters() if parameter.requires_grad]
         self._snapshot = _copies(self._trained)
 
@@ -71,11 +74,15 @@ class ReferenceSnapshot(PolicyScorer):
 
     @contextmanager
     def _swapped_in(self) -> Iterator[None]:
+        """Replace the trained adapters inside. FSDP keeps the gathered weights of some units after a forward pass,
+        which changes of the shards would not reach."""
         current = _copies(self._trained)
+        reshard(self.strategy.module)
         _copy_into(self._trained, self._snapshot)
         try:
             yield
         finally:
+            reshard(self.strategy.module)
             _copy_into(self._trained, current)
 
 

@@ -15,10 +15,12 @@ from quintet.training.parallel.device_mesh import LearnerMesh
 
 
 def test_two_ranks_train_the_same_adapters_as_one(policy_directory: Path, tmp_path: Path) -> None:
-    outputs = run_ranks("lora_ranks.py", 2, tmp_path, policy_directory, tmp_path, "fsdp2", "fsdp")
+    """Also if weights stay gathered after a forward pass, with which the reference must not compute."""
+    backends = ("fsdp2", "fsdp", "fsdp2 shard_grad_op", "fsdp shard_grad_op")
+    outputs = run_ranks("lora_ranks.py", 2, tmp_path, policy_directory, tmp_path, *backends)
     single_process = measure(policy_directory, LearnerMesh(), "fsdp2", tmp_path / "single_process.safetensors")
     expected = load_file(tmp_path / "single_process.safetensors")
-    for backend in ("fsdp2", "fsdp"):
+    for backend in backends:
         for output in outputs:
             for name, values in json.loads(output)[backend].items():
                 assert values == pytest.approx(single_process[name], rel=1e-5, abs=2e-5), (backend, name)
