@@ -10,7 +10,9 @@ from typing import Any
 
 import torch
 from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
+from tokenizers import Regex, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from quintet.policies.tiny_models import train_tokenizer
 
@@ -60,6 +62,10 @@ EXPERT = re.compile(r"(model\.layers\.\d+\.mlp\.experts)\.gate_up_proj")
 def build_family(architecture: str) -> tuple[PreTrainedModel, PreTrainedTokenizerFast]:
     """Build a tiny model with random weights, norms included, and a tokenizer."""
     tokenizer = train_tokenizer(300, ["ask 1 + 2 = 3 and answer 4 5 6 7 8 9 0"])
+    if architecture == "qwen2":  # transformers splits texts of this family in no other way
+        split = pre_tokenizers.Split(Regex(PRETOKENIZE_REGEX), behavior="isolated")
+        byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence([split, byte_level])
     ids = {"eos_token_id": tokenizer.eos_token_id, "pad_token_id": tokenizer.pad_token_id, "bos_token_id": None}
     config = AutoConfig.for_model(**{**SIZES, **FAMILIES[architecture]}, vocab_size=len(tokenizer), **ids)
     torch.manual_seed(3)
@@ -76,7 +82,7 @@ def write_gguf(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     settings: dict[str, Any] | None = None,
-    pre: str = "gpt-2",
+    pre: str | None = None,
 ) -> None:
     """Write a model and its tokenizer; `settings` are further ones of its architecture, `pre` names how texts are
     split."""
@@ -90,7 +96,7 @@ def write_gguf(
     writer.add_float32(f"{architecture}.rope.freq_base", config.rope_parameters["rope_theta"])
     for key, value in (settings or {}).items():
         writer.add_string(f"{architecture}.{key}", value)
-    write_tokenizer(writer, tokenizer, pre)
+    write_tokenizer(writer, tokenizer, pre or ("qwen2" if architecture == "qwen2" else "gpt-2"))
     for name, tensor in gguf_tensors(architecture, model):
         writer.add_tensor(name, tensor.detach().contiguous().numpy())
     writer.write_header_to_file()

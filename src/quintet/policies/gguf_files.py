@@ -22,6 +22,9 @@ from quintet.errors import MachineError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
+SPLIT_TEXT = "It's 1234 x_1=5,6;\n\n  CAN'T go\t«Été» 日本\r\n"
+"""Text that the families of byte-level tokenizers split in different ways."""
+
 
 def convert_in_process(file: Path, directory: Path) -> None:
     """Convert a GGUF file as `convert` does, in another process.
@@ -34,7 +37,8 @@ def convert_in_process(file: Path, directory: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)  # noqa: S603
     if done.returncode != 0:
         last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise MachineError(f"cannot convert {file}: {last}", "use a Hugging Face directory of the model")
+        message = last if str(file.absolute()) in last else f"cannot convert {file}: {last}"
+        raise MachineError(message, "use a Hugging Face directory of the model")
 
 
 def check_gguf_file(file: Path) -> dict[str, Any]:
@@ -65,6 +69,8 @@ def convert(file: Path, directory: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 
+    from quintet.policies.model_loading import load_tokenizer
+
     config = check_gguf_file(file)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**config, dtype=torch.float32))
@@ -75,7 +81,11 @@ def convert(file: Path, directory: Path) -> None:
         raise MachineError(f"{file} is incomplete: it has no {', '.join(sorted(missing)[:3])}")
     model.tie_weights()
     model.save_pretrained(directory)
-    _tokenizer(file, config["max_position_embeddings"]).save_pretrained(directory)
+    tokenizer = _tokenizer(file, config["max_position_embeddings"])
+    tokenizer.save_pretrained(directory)
+    if _splits(load_tokenizer(directory)) != _splits(tokenizer):
+        message = f"cannot convert {file}: the tokenizer of its architecture splits texts in another way than it says"
+        raise MachineError(message, "use a Hugging Face directory of the model")
 
 
 def _tokenizer(file: Path, context: int) -> PreTrainedTokenizerFast:
@@ -94,8 +104,14 @@ def _tokenizer(file: Path, context: int) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
+def _splits(tokenizer: PreTrainedTokenizerFast) -> object:
+    """Return the parts of a text within which a tokenizer merges characters; None if it does not split."""
+    pre_tokenizer = tokenizer.backend_tokenizer.pre_tokenizer
+    return None if pre_tokenizer is None else pre_tokenizer.pre_tokenize_str(SPLIT_TEXT)
+
+
 if __name__ == "__main__":
     try:
         convert(Path(sys.argv[1]), Path(sys.argv[2]))
     except MachineError as error:
-        sys.exit(str(error))
+        sys.exit(error.message)

@@ -77,6 +77,12 @@ def test_a_tokenizer_that_is_not_converted_is_refused(tmp_path: Path) -> None:
         check_gguf_file(tmp_path / "a.gguf")
 
 
+def test_a_tokenizer_that_transformers_would_replace_is_refused(tmp_path: Path) -> None:
+    write_gguf(tmp_path / "a.gguf", "qwen2", *build_family("qwen2"), pre="gpt-2")
+    with pytest.raises(MachineError, match=r"a.gguf: the tokenizer of its architecture splits texts in another way"):
+        convert(tmp_path / "a.gguf", tmp_path / "converted")
+
+
 def test_a_missing_tensor_is_noticed(tmp_path: Path) -> None:
     model, tokenizer = build_family("qwen2")
     write_gguf(tmp_path / "a.gguf", "qwen2", model, tokenizer)

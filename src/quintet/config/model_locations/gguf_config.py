@@ -40,10 +40,10 @@ def read_gguf_config(file: Path) -> dict[str, Any]:
     """
     header = read_gguf_header(file)
     if header.architecture not in gguf_architectures():
-        names = ", ".join(gguf_architectures())
-        raise UnsupportedGGUFError(f"its architecture is {header.architecture}; supported are {names}")
+        supported = ", ".join(gguf_architectures())
+        raise UnsupportedGGUFError(f"its architecture is {header.architecture}; supported are {supported}")
     architecture: Mapping[str, Any] = _table()["architectures"][header.architecture]
-    names = {**_table()["settings"], **architecture.get("settings", {})}
+    names: Mapping[str, str] = {**_table()["settings"], **architecture.get("settings", {})}
     _check_settings(header, {*names, *_table()["checked"]})
     _check_tensors(header, architecture)
     _check_tokenizer(header)
