@@ -1,6 +1,6 @@
 """Header of a GGUF file: its settings, and the names of its tensors.
 
-Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Nothing but the header is read, and neither numpy nor
+Its format is documented in the repository ggml-org/ggml. Nothing but the header is read, and neither numpy nor
 the package `gguf` is imported, so `quintet plan` can use it.
 """
 
