@@ -13,6 +13,7 @@ from quintet.cli.options import ServeOptions
 from quintet.cli.serve import run
 from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError, UserError
+from quintet.runtime.memory import frozen_objects
 from quintet.runtime.serving.build import build_request_handler
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
@@ -62,9 +63,12 @@ def test_a_model_behind_a_link_has_the_name_that_was_given(
 
 def test_a_stopped_server_frees_its_objects() -> None:
     """Else triton prints thirty lines about leaks at each end of `quintet serve`."""
-    with serve._frozen_objects():
+    thresholds = gc.get_threshold()
+    with frozen_objects():
         assert gc.get_freeze_count() > 0
+        assert gc.get_threshold()[0] > thresholds[0]
     assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == thresholds
 
 
 def test_what_is_no_model_is_told() -> None:

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import anthropic
 import openai
 import pytest
 from serving_clients import CONTEXT, Client, hf_engine, served
-from test_client_compatibility import TEMPLATE
+from test_client_compatibility import DOCS, TEMPLATE
 
 from quintet.policies.model_loading import load_tokenizer
 from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.serving.body_parts import Part, RequestBody
 from quintet.runtime.serving.chat_places import renamed_error
+from quintet.runtime.serving.messages_api import schema as messages_schema
 from quintet.runtime.serving.messages_api.reply import CHAT_FIELDS as MESSAGES_FIELDS
 from quintet.runtime.serving.messages_api.schema import MessagesBody
 from quintet.runtime.serving.request_schema import validate
+from quintet.runtime.serving.responses_api import schema as responses_schema
 from quintet.runtime.serving.responses_api.reply import CHAT_FIELDS as RESPONSES_FIELDS
 from quintet.runtime.serving.responses_api.schema import ResponsesBody
 from quintet.runtime.serving.tokenization import ChatTokenizer
@@ -423,3 +428,19 @@ def test_a_scored_prompt_is_no_exchange_of_a_session(client: Client) -> None:
     _, lines = client.send("GET", "/sessions/scored")
     (exchange,) = map(json.loads, lines.decode().splitlines())
     assert (len(exchange["token_ids"]), exchange["reward"]) == (2, 1.0)
+
+
+@pytest.mark.parametrize(("module", "body"), [(responses_schema, ResponsesBody), (messages_schema, MessagesBody)])
+def test_the_documentation_lists_the_fields_of_each_class(module: ModuleType, body: type[RequestBody]) -> None:
+    section = DOCS.read_text(encoding="utf-8").split("## Responses and messages")[1].split("\n## ")[0]
+    name = module.__name__.split(".")[-2].removesuffix("_api")
+    parts = [value for value in vars(module).values() if isinstance(value, type) and issubclass(value, Part)]
+    accepted = {field for part in parts if part.__module__ == module.__name__ for field in part.NO_EFFECT}
+    rows = [line for line in section.splitlines() if line.startswith(f"| {name} ")]
+    assert accepted <= set(re.findall(r"`(\w+)`", "\n".join(rows)))
+    assert set(body.model_fields) - {"messages", "input", "stream", "stream_options", "reasoning"} <= set(
+        re.findall(r"`([a-z_]+)", section)
+    )
+    for row in rows:  # what is listed without an effect has none
+        for field in re.findall(r"`(\w+)`", row.split("|")[3]) if row.count("|") == 5 else ():
+            assert field in accepted | set(body.model_fields), field
