@@ -5,7 +5,8 @@
 Each program in `scripts/clients/` starts with a comment that names the packages it needs. They are installed into a new
 environment that sees the packages of this one. The program gets the base URL, the model's name and its directory, and
 prints a line of JSON for each feature that it tries: its name, and the problem if it does not work. Without a model, a
-small untrained one is served, whose chat template has tools. Exits with status 1 if a feature does not work.
+small untrained one is served. A model whose chat template has no tools gets another template. Exits with status 1 if a
+feature does not work.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import site
 import subprocess
 import sys
@@ -64,6 +66,19 @@ def create_model(directory: Path) -> Path:
     tokenizer.chat_template = TEMPLATE
     model = build_model(preset, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id, seed=0)
     model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def with_tools(model: Path, directory: Path) -> Path:
+    """Return a model whose chat template has tools: itself, or a copy with the template of the untrained model."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if "tools" in str(tokenizer.chat_template):
+        return model
+    shutil.copytree(model, directory)
+    tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(directory)
     return directory
 
@@ -122,7 +137,10 @@ def main() -> None:
     results = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"clients": {}}
     with tempfile.TemporaryDirectory() as directory:
         place = options.environments or Path(directory)
-        model = options.model or create_model(Path(directory) / "untrained")
+        if options.model:
+            model = with_tools(options.model, Path(directory) / options.model.name)
+        else:
+            model = create_model(Path(directory) / "untrained")
         with served(model, Path(directory) / "server.log") as url:
             for name in options.names:
                 program = PROGRAMS / f"{name}.py"
