@@ -71,7 +71,7 @@ def _overrides(source: StoredModel, options: ServeOptions) -> Iterator[str]:
 
 
 def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | None, address: Address) -> int:
-    from quintet.runtime.memory import frozen_objects
+    from quintet.runtime.server_process import server_interpreter
     from quintet.runtime.serving.app import ServingServer
     from quintet.runtime.serving.build import build_request_handler
     from quintet.runtime.signals import stop_on_signals
@@ -79,7 +79,7 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
     config = composed.experiment
     with stop_on_signals() as stop:
         served = build_request_handler(config, policy, name=name, context=context)
-        with frozen_objects(), closing(served.handler), closing(ServingServer(served.handler, address)) as service:
+        with server_interpreter(), closing(served.handler), closing(ServingServer(served.handler, address)) as service:
             _print_address(served, name, config.rollout.engine, service.url)
             while stop.number is None:
                 time.sleep(POLL_SECONDS)

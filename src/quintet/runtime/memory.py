@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -3, -8
 """Option numbers of glibc's mallopt(3)."""
-COLLECTED_OBJECTS = 20_000
-"""Number of new containers after which the youngest are collected."""
 
 
 def keep_freed_memory() -> None:
@@ -36,24 +31,6 @@ def return_freed_memory() -> None:
     """Return free memory of glibc to the kernel. Does nothing on other systems."""
     if _has_glibc():
         ctypes.CDLL(None).malloc_trim(0)
-
-
-@contextmanager
-def frozen_objects() -> Iterator[None]:
-    """Exclude all present objects of a server from garbage collection, which stops all threads for 0.2 s with those of
-    torch and transformers. The values of large requests are collected in larger batches.
-
-    The objects are included again at the end, since triton reports what a process that exits has not freed.
-    """
-    thresholds = gc.get_threshold()
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(COLLECTED_OBJECTS, *thresholds[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*thresholds)
-        gc.unfreeze()
 
 
 def _has_glibc() -> bool:
