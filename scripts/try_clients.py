@@ -135,23 +135,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file of the results; clients that are not tried keep theirs")
     options = parser.parse_args()
     results = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"clients": {}}
+    description = machine()
     with tempfile.TemporaryDirectory() as directory:
         place = options.environments or Path(directory)
         if options.model:
             model = with_tools(options.model, Path(directory) / options.model.name)
+            label = f"{model.name}{'' if model == options.model else ', another chat template'}"
         else:
-            model = create_model(Path(directory) / "untrained")
+            model, label = create_model(Path(directory) / "untrained"), "untrained"
         with served(model, Path(directory) / "server.log") as url:
             for name in options.names:
                 program = PROGRAMS / f"{name}.py"
                 python = environment(place / name, requirements(program))
                 result = try_client(program, python, url, model)
-                results["clients"][name] = {"model": options.model.name if options.model else "untrained", **result}
+                results["clients"][name] = {"model": label, **result}
                 problems = {feature: text for feature, text in result["features"].items() if text}
                 print(name, f"{len(result['features']) - len(problems)} of {len(result['features'])}", problems or "")
-    results["machine"] = machine()
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+                if options.out:
+                    options.out.write_text(json.dumps(results | {"machine": description}, indent=1) + "\n")
     tried = [results["clients"][name]["features"] for name in options.names]
     sys.exit(any(problem for features in tried for problem in features.values()))
 
