@@ -108,7 +108,7 @@ def try_client(program: Path, python: Path, url: str, model: Path) -> dict[str, 
     with tempfile.TemporaryDirectory() as directory:
         try:
             done = subprocess.run(words, env=environ, cwd=directory, capture_output=True, text=True, timeout=SECONDS)
-            end = "" if done.returncode == 0 else done.stderr[-1500:]
+            end = "" if done.returncode == 0 else done.stderr[-1500:] or f"ended with status {done.returncode}"
             output = done.stdout
         except subprocess.TimeoutExpired as error:
             end, output = f"not finished after {SECONDS:g} s", str(error.stdout or "")
