@@ -148,11 +148,11 @@ def main() -> None:
                 program = PROGRAMS / f"{name}.py"
                 python = environment(place / name, requirements(program))
                 result = try_client(program, python, url, model)
-                results["clients"][name] = {"model": label, **result}
+                results["clients"][name] = {"model": label, "machine": description, **result}
                 problems = {feature: text for feature, text in result["features"].items() if text}
                 print(name, f"{len(result['features']) - len(problems)} of {len(result['features'])}", problems or "")
                 if options.out:
-                    options.out.write_text(json.dumps(results | {"machine": description}, indent=1) + "\n")
+                    options.out.write_text(json.dumps(results, indent=1) + "\n")
     tried = [results["clients"][name]["features"] for name in options.names]
     sys.exit(any(problem for features in tried for problem in features.values()))
 
