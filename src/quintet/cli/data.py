@@ -213,7 +213,7 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None, 
     from rich.table import Table
     from rich.text import Text
 
-    from quintet.cli.plan_table import page
+    from quintet.cli.tables import page
     from quintet.config.native.data import DataConfig
     from quintet.data.prompt_source import open_rows
     from quintet.data.row_forms import describe_form

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from quintet.cli.choices import unknown_choices
 from quintet.cli.configuration import inspect_config
 from quintet.cli.model_downloads import with_downloaded_models
-from quintet.cli.plan_table import clean, page, section
+from quintet.cli.tables import clean, page, section
 from quintet.config.composed import errors_with_sources
 from quintet.config.problems import raise_problems
 

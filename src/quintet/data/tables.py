@@ -19,6 +19,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet.arrow_values import checked
 from quintet.config.native.data import DataConfig
 from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import cache_directory, resolve_files, write_atomically
@@ -129,20 +130,34 @@ def _open_csv(path: Path, key: str, _cache: Path) -> Table:
     return _TextTable(path, key, offsets, parse)
 
 
+_READ_ERRORS = (ValueError, OSError, OverflowError, NotImplementedError)
+"""Errors of Arrow in a damaged file, and of Python for dates that it does not have."""
+
+
 class _ArrowTable:
     """Rows of Arrow record batches, in memory or memory-mapped."""
 
-    def __init__(self, path: Path, batches: Callable[[int], pa.RecordBatch], sizes: Sequence[int]) -> None:
+    def __init__(self, path: Path, key: str, batches: Callable[[int], pa.RecordBatch], sizes: Sequence[int]) -> None:
         self.path = path
+        self._key = key
         self._batch = batches
         self._ends = list(accumulate(sizes))
+        self._checked: set[int] = set()
+        """Batches whose values may be read. Checking all when the file is opened would read all of a large one."""
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, number: int) -> Row:
         index, offset = _locate(number, self._ends)
-        return ColumnarRow(self._batch(index).slice(offset, 1).to_pylist()[0])
+        try:
+            batch = self._batch(index)
+            if index not in self._checked:
+                checked(batch)
+                self._checked.add(index)
+            return ColumnarRow(batch.slice(offset, 1).to_pylist()[0])
+        except _READ_ERRORS as error:
+            raise _unreadable(self.path, self._key, "Arrow or Parquet", error) from error
 
 
 def _open_parquet(path: Path, key: str, cache: Path) -> Table:
@@ -154,13 +169,13 @@ def _open_parquet(path: Path, key: str, cache: Path) -> Table:
             group_sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
             if sum(group_sizes) <= MAX_EAGER_BYTES:
                 batches = file.read().to_batches()
-                return _ArrowTable(path, batches.__getitem__, [batch.num_rows for batch in batches])
+                return _ArrowTable(path, key, batches.__getitem__, [batch.num_rows for batch in batches])
             arrow_path = cache / "tables" / f"{_cache_key(path)}.arrow"
             if not arrow_path.is_file():
                 write_atomically(arrow_path, partial(_write_arrow, file))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except pa.ArrowException as error:
         raise _unreadable(path, key, "Parquet", error) from error
-    return _open_memory_mapped(path, arrow_path)
+    return _open_memory_mapped(path, key, arrow_path)
 
 
 def _unreadable(path: Path, key: str, kind: str, error: Exception) -> ConfigError:
@@ -175,20 +190,20 @@ def _open_arrow(path: Path, key: str, _cache: Path) -> Table:
     try:
         try:
             table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-        except pa.ArrowInvalid:
+        except pa.ArrowException:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise _unreadable(path, key, "Arrow", error) from error
     batches = table.to_batches()
-    return _ArrowTable(path, batches.__getitem__, [batch.num_rows for batch in batches])
+    return _ArrowTable(path, key, batches.__getitem__, [batch.num_rows for batch in batches])
 
 
-def _open_memory_mapped(path: Path, arrow_path: Path) -> _ArrowTable:
+def _open_memory_mapped(path: Path, key: str, arrow_path: Path) -> _ArrowTable:
     import pyarrow as pa
 
     reader = pa.ipc.open_file(pa.memory_map(str(arrow_path)))
     sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
-    return _ArrowTable(path, reader.get_batch, sizes)
+    return _ArrowTable(path, key, reader.get_batch, sizes)
 
 
 def _write_arrow(file: Any, output: Path) -> None:
@@ -198,7 +213,7 @@ def _write_arrow(file: Any, output: Path) -> None:
     schema = pa.schema([without_dictionary(field) for field in file.schema_arrow])
     with pa.OSFile(str(output), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
         for batch in file.iter_batches(REWRITE_BATCH_ROWS):
-            writer.write_batch(batch.cast(schema))
+            writer.write_batch(checked(batch).cast(schema))
 
 
 def without_dictionary(field: pa.Field) -> pa.Field:

@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 import yaml
+from huggingface_hub import ModelCard
+from huggingface_hub.utils import validate_repo_id
 
 from quintet.config.compose import load_experiment
 from quintet.config.native.experiment import Experiment
 from quintet.errors import MachineError
 from quintet.pipelines.export import export
-from quintet.pipelines.model_card import training_card
+from quintet.pipelines.model_card import plain_card, training_card
 from quintet.pipelines.training_record import RECORD_FILE, base_model_name, training_record
 from quintet.tracking.run_directory import RunDirectory
 
@@ -84,6 +86,33 @@ def test_a_model_of_the_hub_is_named_as_there(tmp_path: Path) -> None:
     card = _card(tmp_path, "sft={}", f"sft.path={path}", "data.train_files=[a.jsonl]", reached={})
     assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "org/small-model"
     assert base_model_name({"policy": {"path": "runs/words/sft/model"}}, is_tuned=False) == "sft/model"
+
+
+def test_every_card_is_valid_for_the_hub(tmp_path: Path) -> None:
+    """As far as the hub's library checks one without a network."""
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "val/loss": 2.0}\n{"step": 3, "val/loss": 1.0}\n')
+    hub = "/cache/hub/models--org--small-model/snapshots/0a1b2c"
+    cards = {
+        "plain": plain_card("small", "A model: with a colon."),
+        "reinforced": _card(tmp_path, "policy.lora={rank: 4}"),
+        "robot": _card(tmp_path, "env.name=simulator", "env.simulator=arm", "policy.preset=arm-vla"),
+        "tuned": _card(tmp_path, "sft={}", "data.train_files=[a.jsonl]", f"sft.path={hub}", reached={}),
+        "of a run": _card(
+            tmp_path, "sft={}", "data.train_files=[a.jsonl]", "sft.path=runs/words/sft/model", reached={}
+        ),
+    }
+    base_models = {}
+    for kind, text in cards.items():
+        card = ModelCard(text, ignore_metadata_errors=False)
+        assert str(card) == text, kind
+        assert card.text.strip().startswith("# "), kind
+        assert card.data.library_name == "transformers"
+        assert card.data.tags == ["quintet"]
+        base_models[kind] = card.data.base_model
+        if card.data.base_model is not None:
+            validate_repo_id(card.data.base_model)
+    # a directory of this machine is no model of the hub
+    assert base_models == dict.fromkeys(cards) | {"tuned": "org/small-model"}
 
 
 def test_a_damaged_record_is_a_users_error(policy_directory: Path, tmp_path: Path) -> None:

@@ -436,6 +436,12 @@ def test_a_file_in_place_of_the_run_directory_is_named(tmp_path: Path) -> None:
         RunDirectory(tmp_path / "file" / "run").create()
 
 
+def test_a_link_to_nothing_in_place_of_the_output_directory_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "missing")
+    with pytest.raises(MachineError, match=f"{tmp_path}/runs is a link to {tmp_path}/missing, which does not exist"):
+        RunDirectory(tmp_path / "runs" / "run").create()
+
+
 def test_an_output_directory_that_cannot_be_created_is_reported_by_its_key() -> None:
     """`no such file` says neither what was asked for nor where."""
     composed = load_experiment(None, ["output_dir=/proc/x"])
