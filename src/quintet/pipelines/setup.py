@@ -76,6 +76,9 @@ def build_prompts(run: Run, resources: ExitStack) -> PromptDataset | None:
     resources.callback(prompts.close)
     if prompts.train.num_filtered:
         run.progress.note(f"left out {prompts.train.num_filtered:,} prompts that are too long")
+    if not config.data.validation_files and config.validation.every_steps >= 0:
+        count = prompts.num_held_out
+        run.progress.note(f"no data.validation_files: validation asks {count:,} of the training prompts")
     run.set_steps(num_steps(config, len(prompts.train)))
     return prompts
 

@@ -11,7 +11,7 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.run_name import model_name
 from quintet.contained_files import read_contained
 from quintet.errors import MachineError
-from quintet.tracking.loggers import read_metrics
+from quintet.tracking.metric_columns import read_columns
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
@@ -96,10 +96,10 @@ def read_record(directory: Path) -> TrainingRecord | None:
 
 def _results(run: RunDirectory, step: int) -> dict[str, list[tuple[int, float]]]:
     """Return step and value of the first and last validation up to a step, by metric."""
-    lines = [line for line in read_metrics(run.metrics) if line["step"] <= step] if run.metrics.is_file() else []
-    history: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.startswith("val/") and value is not None:
-                history.setdefault(name, []).append((int(line["step"]), float(value)))
-    return {name: [values[0], values[-1]] for name, values in sorted(history.items())}
+    metrics = read_columns(run.metrics)
+    results: dict[str, list[tuple[int, float]]] = {}
+    for name in metrics.names if run.metrics.is_file() else ():
+        points = [point for point in zip(*metrics.points(name), strict=True) if point[0] <= step]
+        if name.startswith("val/") and points:
+            results[name] = [points[0], points[-1]]
+    return results

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,6 +17,7 @@ from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
 from quintet.data.prompt_source import SplitRows, open_split
+from quintet.data.row_order import held_out_numbers
 from quintet.errors import ConfigError
 from quintet.pipelines.run import Run, is_due, open_run
 from quintet.pipelines.sft.episodes import build_solved_episodes, validate_in_episodes
@@ -80,7 +82,8 @@ def fine_tune(composed: ComposedConfig, console: Console, controller: Controller
             return 0
         run.reopen()
         stage, dataset = _set_up(run, controller)
-        losses = train_sft(run, stage, dataset, stop)
+        with closing(dataset):
+            losses = train_sft(run, stage, dataset, stop)
         _finish(run, stage, dataset, losses)
     return 0
 
@@ -139,7 +142,7 @@ def train_sft(run: Run, stage: SftStage, dataset: SftDataset, stop: StopRequest)
 
     def train(step: TrainingStep) -> dict[str, float]:
         with run.profiled(step.number), step.timings.phase("step"):
-            batch = dataset.train.batch(dataset.rows(step.number))
+            batch = dataset.batch(step.number, steps)
             metrics = stage.update(batch, step.number, steps)
         metrics |= throughput(step.timings, len(batch.tokens))
         ends_epoch = step.is_last or step.number % dataset.steps_per_epoch == 0
@@ -241,7 +244,8 @@ def _set_up(run: Run, controller: Controller) -> tuple[SftStage, SftDataset]:
     data = config.data or DataConfig()
     train, held_out = solved or (open_split(data, tokenizer, "train"), open_split(data, tokenizer, "validation"))
     if not solved and not data.validation_files:
-        run.progress.note("no data.validation_files: val/loss is measured on the training rows")
+        count = len(held_out_numbers(len(held_out.rows), data, config.seed if data.seed is None else data.seed))
+        run.progress.note(f"no data.validation_files: val/loss is measured on {count:,} training rows")
     images = ImagePrompts.from_directory(base, config.policy.vision, trust_remote_code=config.policy.trust_remote_code)
     dataset = build_sft_dataset(config, tokenizer, train, held_out, run.progress, images)
     stage = build_stage(config, base, tokenizer, controller)
