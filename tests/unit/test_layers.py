@@ -38,7 +38,7 @@ LAYERS = [
 LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
     "quintet.config": [
         ("dotted", "divisors", "capabilities", "torchrun"),
-        ("native", "deprecation"),
+        ("native", "deprecation", "model_locations"),
         ("schema",),
         ("problems", "yaml_reader", "tool_files", "interaction_files"),
         ("composed",),

@@ -250,10 +250,12 @@ def _cells(rows: Any, count: int, config: Any, model: str | None) -> Iterator[li
 
     reader, form = RowReader(config), None
     if model is not None:
+        from quintet.cli.model_downloads import downloaded_model
         from quintet.config.native.policy import VisionConfig
         from quintet.policies.model_loading import load_tokenizer
         from quintet.rollout.chat.image_prompts import ImagePrompts
 
+        model = downloaded_model(model)
         images = ImagePrompts.from_directory(model, VisionConfig())
         form = PromptFormat(load_tokenizer(model), config.template, max_tokens=1, images=images)
     for number in range(count):

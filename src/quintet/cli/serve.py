@@ -19,6 +19,7 @@ from quintet.cli.configuration import (
     load_run_config,
 )
 from quintet.cli.messages import warn
+from quintet.cli.model_downloads import downloaded_model
 from quintet.cli.options import ServeOptions
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.errors import SIGNALLED, MachineError
@@ -47,7 +48,7 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
     address.check()
     from quintet.pipelines.model_lookup import find_model
 
-    source = find_model(model, warn)
+    source = find_model(downloaded_model(model), warn)
     arguments = [*_overrides(source, options), *overrides]
     composed = load_run_config(source.config, arguments, unused=(*TRAINING_CODE, *EPISODE_CODE))
     check_choices(composed)

@@ -13,7 +13,6 @@ from pydantic import BaseModel, ValidationError
 from quintet import __version__
 from quintet.config.deprecation import upgrade_keys
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
 from quintet.config.native.training import SftConfig
 from quintet.config.plan.row_counts import learns_from_files
@@ -128,11 +127,7 @@ def _fine_tuning_rows(config: Experiment, sft: SftConfig) -> Iterator[tuple[str,
         yield "loss", "cross-entropy and the divergence from a teacher"
     yield "epochs", str(sft.epochs)
     yield "conversations a step", str(sft.batch)
-    yield "learning rate", _learning_rate(sft.optimizer)
-
-
-def _learning_rate(optimizer: OptimizerConfig) -> str:
-    return f"{optimizer.learning_rate:g}, schedule {optimizer.schedule}"
+    yield "learning rate", f"{sft.optimizer.learning_rate:g}, schedule {sft.optimizer.schedule}"
 
 
 def _used_settings(config: Experiment) -> dict[str, Any]:

@@ -142,7 +142,8 @@ def _verify_engine_weights(components: Components) -> WeightsCheck:
     config = components.config
     starts = components.start_states.warm_start_check_starts(4)
     if components.chat is None or components.prompts is not None:
-        prompts = [_text_tokens(components.prompts.prompt(start)) for start in starts] if components.prompts else []
+        rows = map(components.prompts.prompt, starts) if components.prompts else ()
+        prompts = [tuple(token for token in row if token >= 0) for row in rows]  # images have negative tokens
     else:
         envs = [build_env(env.config) for env in config.run_envs]
         seeded = [(envs[env_index(start)], env_seed(start)) for start in starts]
@@ -153,11 +154,6 @@ def _verify_engine_weights(components: Components) -> WeightsCheck:
     engines = components.engines.engines
     checks = [check_weights(engine, model, prompts, same_dtype=exact, directory=directory) for engine in engines]
     return checks[0]
-
-
-def _text_tokens(prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a prompt without its images, whose tokens are negative."""
-    return tuple(token for token in prompt if token >= 0)
 
 
 def _solve_episodes(run: Run) -> list[EnvDemonstrations]:

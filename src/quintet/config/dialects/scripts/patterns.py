@@ -16,7 +16,6 @@ UNPROTECTED |= {0xE180 + code: chr(code) for code in range(128)}
 UNPROTECTED |= {ord(ITEM_SEPARATOR): " ", ord(EMPTY_ITEM): ""}
 REPLACEMENT = "\ue008"
 """What separates pattern and replacement in `${NAME/pattern/replacement}`."""
-PATTERN_CHARACTERS = re.compile(r"[*?\[]")
 EXTENDED = re.compile(r"[?*+@!]\(")
 CLASSES = {"digit": "0-9", "alpha": "a-zA-Z", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z", "space": r"\s"}
 BRACKET = re.compile(r"\[(?P<negated>[!^]?)(?P<content>\]?(?:\[:\w+:\]|[^\]])*)\]")
@@ -96,10 +95,11 @@ def matches(text: str, pattern: str) -> bool | None:
 
 
 def is_file_pattern(text: str) -> bool:
-    """Return whether bash replaces an expanded word by the names of files that match it."""
-    return PATTERN_CHARACTERS.search(text) is not None and (
-        bool(re.search(r"[*?]", text)) or BRACKET.search(text) is not None
-    )
+    """Return whether bash replaces an expanded word by the names of files that match it.
+
+    A bracket expression is within one part of a path: `[path/to/train.parquet]` is a text.
+    """
+    return any(re.search(r"[*?]", part) or BRACKET.search(part) for part in text.split("/"))
 
 
 def matching_files(pattern: str, directory: Path) -> list[str] | None:
