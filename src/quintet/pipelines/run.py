@@ -79,8 +79,8 @@ class Run:
     def seconds(self) -> float:
         """Wall-clock time spent on this run, including earlier processes."""
         checkpoint = self.checkpoint or self.warm_start_checkpoint
-        before = checkpoint.state["seconds"] if checkpoint else 0.0
-        return float(before) + time.perf_counter() - self._started_at
+        before = float(checkpoint.state.get("seconds", 0.0)) if checkpoint else 0.0
+        return before + time.perf_counter() - self._started_at
 
     def set_steps(self, steps: int) -> None:
         """Set the number of steps, which may follow from the data."""

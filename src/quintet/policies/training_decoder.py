@@ -216,9 +216,7 @@ def _run_layers(
     return normed
 
 
-def _compute_layer(
-    layer: Any, context: _PassContext, states: Tensor, residual: Tensor | None
-) -> tuple[Tensor, Tensor]:
+def _compute_layer(layer: Any, context: _PassContext, states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
     eps = (layer.input_layernorm.variance_epsilon, layer.post_attention_layernorm.variance_epsilon)
     # FSDP may have cast the states to the type of the gathered weights
     outputs: tuple[Tensor, Tensor] = _Layer.apply(context, eps, states.float(), residual, *_layer_weights(layer))  # type: ignore[no-untyped-call]

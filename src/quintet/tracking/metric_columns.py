@@ -79,7 +79,7 @@ class MetricColumns:
     def values(self, name: str) -> np.ndarray:
         """Return a copy of the values of a metric, [lines]; NaN where a line has no finite value."""
         column = self._columns.get(name)
-        return np.full(len(self), NAN) if column is None else np.array(column.values)
+        return np.full(len(self), NAN) if column is None else np.array(column.values, dtype=np.float64)
 
     def points(self, name: str) -> tuple[array[int], array[float]]:
         """Return the steps at which a metric has a finite value, and the values."""

@@ -17,8 +17,12 @@ from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
 from quintet.data.prompt_source import SplitRows, open_split
+<<<<<<< HEAD
 from quintet.data.row_order import held_out_numbers
 from quintet.errors import ConfigError
+=======
+from quintet.errors import ConfigError, MachineError
+>>>>>>> clients
 from quintet.pipelines.run import Run, is_due, open_run
 from quintet.pipelines.sft.episodes import build_solved_episodes, validate_in_episodes
 from quintet.pipelines.sft.final_weights import FinalWeights, copy_to_remote, remote_file_system, write_directory
@@ -37,6 +41,7 @@ from quintet.seeds import derive_seed
 from quintet.tracking.atomic_files import OUTPUT_KEY, translate_os_errors
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.async_save import WriteFiles
+from quintet.training.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -58,6 +63,20 @@ class HeldOutLosses:
     """Step with the lowest loss."""
     best_checkpoint: Path | None = field(default=None, compare=False)
     """Checkpoint with the weights of that step; None before it is saved."""
+
+    @classmethod
+    def restored(cls, checkpoint: Checkpoint) -> HeldOutLosses:
+        """Return the losses in the state of a checkpoint.
+
+        Raises:
+            MachineError: the state is damaged.
+        """
+        values = checkpoint.entry("reached", dict)
+        names = {"before", "latest", "best", "best_step"}
+        if values.keys() <= names and all(isinstance(value, int | float | None) for value in values.values()):
+            return cls(**values)
+        message = f"the state of {checkpoint.directory} has damaged losses: {str(values)[:60]}"
+        raise MachineError(message, "use another checkpoint, or start again with resume=never")
 
     def state(self) -> dict[str, Any]:
         """Return the losses as JSON values."""
@@ -193,7 +212,7 @@ def _update_best(config: Experiment, losses: HeldOutLosses, step: int) -> bool:
 def _restored_losses(run: Run) -> HeldOutLosses:
     if run.checkpoint is None:
         return HeldOutLosses()
-    losses = HeldOutLosses(**run.checkpoint.state["reached"])
+    losses = HeldOutLosses.restored(run.checkpoint)
     if losses.best is not None:
         losses.best_checkpoint = run.checkpoint.directory
     return losses
