@@ -58,6 +58,7 @@ REFUSED_BY_CODE = {
 """Files that Hydra composes and the project's code refuses when it runs, as was read there."""
 DERIVED = ("equal", "different", "refused")
 """Outcomes of files whose expected values are known; files are tried until there are as many as asked for."""
+AGAIN = ("different", "refused")
 OF_FORK = re.compile(r"waits: (key|value) of")
 RUN_NAME = re.compile(r"^  (\S+:\d+(?::\d+)?)  ", re.MULTILINE)
 """How Quintet's message names each run of a script with several."""
@@ -67,12 +68,14 @@ UNSET = re.compile(
 )
 """Positional arguments, with the keys that they set, and variables that Quintet's message names."""
 NUMBERS = re.compile(
-    r"size|gpu|node|num|len|batch|step|epoch|world|rank|token|bs|tp|turns|coef|ratio|\.n$|\.lr$", re.IGNORECASE
+    r"size|gpu|max_res|node|num|len|batch|step|epoch|world|rank|token|bs|tp|turns|coef|ratio|\.n$|\.lr$", re.IGNORECASE
 )
 """Names of variables and keys that are given a number; others are given a directory."""
+FRACTIONS = re.compile(r"^(LR|KL_COE|ENTROPY|GPU_UT|TEMPERATURE)$")
+"""Names of variables that are given a fraction."""
 MAX_MISSING = 5
 """Messages about missing values of a script that are followed."""
-NUMBER, DIRECTORY = "4", "data"
+NUMBER, FRACTION, DIRECTORY = "4", "0.5", "data"
 ARGUMENTS = {
     "Alibaba-NLP/ZeroSearch": [
         *(
@@ -213,7 +216,7 @@ def missing_values(message: str, project: str) -> tuple[dict[str, str], list[str
     for match in UNSET.finditer(message):
         key, place, *names = match.groups()
         name = next(filter(None, names), key)
-        value = NUMBER if NUMBERS.search(name) else DIRECTORY
+        value = FRACTION if FRACTIONS.search(name) else NUMBER if NUMBERS.search(name) else DIRECTORY
         if place:
             has_arguments, arguments[int(place) - 1] = True, value
         else:
@@ -352,12 +355,12 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=(), help="parts of PROJECT/PATH; other files are not compared")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--again", type=Path, help="a table whose files are compared, in place of random ones")
-    parser.add_argument("--resume", action="store_true", help="keep the rows of --out that are equal")
+    parser.add_argument("--resume", action="store_true", help="compare those again that were different or refused")
     arguments = parser.parse_args()
     Experiment()  # imports what each process needs
     results: list[FileResult] = []
     rows = json.loads(arguments.out.read_text())["files"] if arguments.resume else []
-    kept = {(row["project"], row["path"]): FileResult(**row) for row in rows if row["outcome"] == "equal"}
+    kept = {(row["project"], row["path"]): FileResult(**row) for row in rows if row["outcome"] not in AGAIN}
     if arguments.again:
         former = json.loads(arguments.again.read_text())
         seed, count = former["seed"], len(former["files"])
