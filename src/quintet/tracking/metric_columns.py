@@ -74,13 +74,13 @@ class MetricColumns:
     @property
     def seconds(self) -> np.ndarray:
         """Time since the start of the run at each line, [lines]; 0 where a line has none."""
-        return np.nan_to_num(self.values(SECONDS), nan=0.0)
+        seconds: np.ndarray = np.nan_to_num(self.values(SECONDS), nan=0.0)
+        return seconds
 
     def values(self, name: str) -> np.ndarray:
         """Return a copy of the values of a metric, [lines]; NaN where a line has no finite value."""
         column = self._columns.get(name)
-        values: np.ndarray = np.full(len(self), NAN) if column is None else np.array(column.values)
-        return values
+        return np.full(len(self), NAN) if column is None else np.array(column.values)
 
     def points(self, name: str) -> tuple[array[int], array[float]]:
         """Return the steps at which a metric has a finite value, and the values."""
