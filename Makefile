@@ -1,5 +1,5 @@
 # One line from a clean machine: `make train` or `make test`.
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PYTHON ?= $(shell command -v python3.11 || command -v python3 || echo python3)
 PIP := .venv/bin/python -m pip install --quiet -c constraints.txt
 
 .PHONY: train test check dependencies lint docs clean

@@ -312,7 +312,7 @@ async def attack(port: int, message: Message, found: Found) -> None:
                 status = line.split()[1].decode()
             body = await reader.read(MAX_SHOWN_BYTES)
             rest = body
-            while message.reads and rest:
+            while rest and (message.reads or status.startswith("5")):
                 rest = await asyncio.wait_for(reader.read(1 << 16), 0.5)
                 body += rest[: MAX_SHOWN_BYTES - len(body)]
     except (OSError, TimeoutError):

@@ -1,12 +1,14 @@
 """Compare plans of files from public projects with what their own trainers would read from them.
 
     python benchmarks/project_files.py CHECKOUTS --seed 0 --count 40 --out benchmarks/results/project_files.json
+    python benchmarks/project_files.py CHECKOUTS --again benchmarks/results/project_files.json --out FILE
 
 CHECKOUTS is a directory of git repositories without work trees, `owner+name/repo`: projects that build on the
 frameworks, and the frameworks themselves. Files that are identical to one in a framework's history are left out. The
 expected values of a file come from other programs than Quintet's reader: bash runs a script, with a `python3` that
 prints its arguments; Hydra composes the project's own configuration tree with them (`project_programs.py`); and
-`project_values.py` and `project_yaml_values.py` have the formulas of the trainer's code. Needs Linux, root, hydra-core.
+`project_values.py` and `project_yaml_values.py` have the formulas of the trainer's code. `--again` compares the files
+of a table once more. Needs Linux, root, hydra-core.
 
 Outcomes: `equal` and `different` (the values that the plan has otherwise); `refused`, though the framework takes the
 file; `framework refuses`: Hydra does not compose it; `not derived`: the expected values are not known, and why.
@@ -43,6 +45,7 @@ from project_yaml_values import MARKS, register_resolvers, rlinf_values, roll_va
 from quintet.cli.configuration import inspect_config
 from quintet.config.native.experiment import Experiment
 from quintet.errors import UserError
+from real_files import directories
 
 FRAMEWORKS = ("RAGEN-AI+RAGEN", "RAGEN-AI+VAGEN", "RLinf+RLinf", "alibaba+ROLL", "mll-lab-nu+RAGEN", "mll-lab-nu+VAGEN")
 FRAMEWORKS += ("volcengine+verl", "verl-project+verl", "verl-project+verl-recipe", "JamesKrW+verl")
@@ -55,6 +58,7 @@ REFUSED_BY_CODE = {
 """Files that Hydra composes and the project's code refuses when it runs, as was read there."""
 DERIVED = ("equal", "different", "refused")
 """Outcomes of files whose expected values are known; files are tried until there are as many as asked for."""
+AGAIN = ("different", "refused")
 OF_FORK = re.compile(r"waits: (key|value) of")
 RUN_NAME = re.compile(r"^  (\S+:\d+(?::\d+)?)  ", re.MULTILINE)
 """How Quintet's message names each run of a script with several."""
@@ -64,12 +68,14 @@ UNSET = re.compile(
 )
 """Positional arguments, with the keys that they set, and variables that Quintet's message names."""
 NUMBERS = re.compile(
-    r"size|gpu|node|num|len|batch|step|epoch|world|rank|token|bs|tp|turns|coef|ratio|\.n$|\.lr$", re.IGNORECASE
+    r"size|gpu|max_res|node|num|len|batch|step|epoch|world|rank|token|bs|tp|turns|coef|ratio|\.n$|\.lr$", re.IGNORECASE
 )
 """Names of variables and keys that are given a number; others are given a directory."""
+FRACTIONS = re.compile(r"^(LR|KL_COE|ENTROPY|GPU_UT|TEMPERATURE)$")
+"""Names of variables that are given a fraction."""
 MAX_MISSING = 5
 """Messages about missing values of a script that are followed."""
-NUMBER, DIRECTORY = "4", "data"
+NUMBER, FRACTION, DIRECTORY = "4", "0.5", "data"
 ARGUMENTS = {
     "Alibaba-NLP/ZeroSearch": [
         *(
@@ -202,13 +208,6 @@ def unpack_submodules(git: Path, target: Path, checkouts: Path) -> None:
             break
 
 
-def directories(checkout: Path, path: str) -> dict[str, str]:
-    """Return the variables that RLinf's own scripts set for its YAML files."""
-    if "/config/" not in path or not path.endswith(".yaml"):
-        return {}
-    return {"EMBODIED_PATH": f"{checkout}/{path.partition('/config/')[0]}", "REPO_PATH": str(checkout)}
-
-
 def missing_values(message: str, project: str) -> tuple[dict[str, str], list[str]]:
     """Return values for the variables and arguments that a script does not set, as Quintet's message names them."""
     variables: dict[str, str] = {}
@@ -217,7 +216,7 @@ def missing_values(message: str, project: str) -> tuple[dict[str, str], list[str
     for match in UNSET.finditer(message):
         key, place, *names = match.groups()
         name = next(filter(None, names), key)
-        value = NUMBER if NUMBERS.search(name) else DIRECTORY
+        value = FRACTION if FRACTIONS.search(name) else NUMBER if NUMBERS.search(name) else DIRECTORY
         if place:
             has_arguments, arguments[int(place) - 1] = True, value
         else:
@@ -252,7 +251,7 @@ def wanted_of(checkout: Path, call: Sequence[str], variables: dict[str, str]) ->
         return {"values": _wanted_of_yaml(checkout, call[0]) if len(call) == 1 else _wanted_of_call(checkout, call)}
     except (HydraException, OmegaConfBaseException) as error:
         return {"framework refuses": f"{type(error).__name__}: {str(error).splitlines()[0][:300]}"}
-    except (LookupError, TypeError, ValueError, SyntaxError) as error:
+    except (LookupError, TypeError, ValueError, SyntaxError, ZeroDivisionError) as error:
         return {"not derived": f"{type(error).__name__}: {error}"}
 
 
@@ -295,7 +294,7 @@ def compare(git: Path, script: str, checkouts: Path) -> FileResult:
         checkout.chmod(0o755)
         unpack(git, checkout)
         unpack_submodules(git, checkout, checkouts)
-        given = directories(checkout, script)
+        given = directories(checkout, checkout / script)
         plan = in_process(plan_of, checkout, script, given, ())
         missing: dict[str, str] = {}
         arguments: list[str] = []
@@ -355,22 +354,34 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", nargs="*", default=(), help="parts of PROJECT/PATH; other files are not compared")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--resume", action="store_true", help="keep the rows of --out that are equal")
+    parser.add_argument("--again", type=Path, help="a table whose files are compared, in place of random ones")
+    parser.add_argument("--resume", action="store_true", help="compare those again that were different or refused")
     arguments = parser.parse_args()
     Experiment()  # imports what each process needs
     results: list[FileResult] = []
     rows = json.loads(arguments.out.read_text())["files"] if arguments.resume else []
-    kept = {(row["project"], row["path"]): FileResult(**row) for row in rows if row["outcome"] == "equal"}
-    for git, path in choose(list(candidates(arguments.checkouts)), arguments.seed):
+    kept = {(row["project"], row["path"]): FileResult(**row) for row in rows if row["outcome"] not in AGAIN}
+    if arguments.again:
+        former = json.loads(arguments.again.read_text())
+        seed, count = former["seed"], len(former["files"])
+        chosen = [(repository_of(arguments.checkouts, row["project"]), row["path"]) for row in former["files"]]
+    else:
+        seed, count = arguments.seed, arguments.count
+        chosen = choose(list(candidates(arguments.checkouts)), seed)
+    for git, path in chosen:
         if arguments.only and not any(part in f"{git}/{path}" for part in arguments.only):
             continue
-        if sum(result.outcome in DERIVED for result in results) == arguments.count:
+        if sum(result.outcome in DERIVED for result in results) == count:
             break
         project = git.parent.name.replace("+", "/")
         results.append(kept.get((project, path)) or compare(git, path, arguments.checkouts))
         print(results[-1].outcome, results[-1].project, path, results[-1].different or results[-1].message, flush=True)
         if arguments.out:
-            arguments.out.write_text(json.dumps(table(results, arguments.seed), indent=1, default=str) + "\n")
+            arguments.out.write_text(json.dumps(table(results, seed), indent=1, default=str) + "\n")
+
+
+def repository_of(checkouts: Path, project: str) -> Path:
+    return checkouts / project.replace("/", "+") / "repo"
 
 
 def table(results: Sequence[FileResult], seed: int) -> dict[str, Any]:

@@ -145,10 +145,10 @@ def _clip(tree: Composed, code: TrainerCode) -> list[Any]:
 
 
 def _estimator(tree: Composed) -> Any:
-    """Return the estimator; GRPO's advantage of a single response is its reward, natively `arpo`."""
+    """Return the estimator; the advantage of a single response is its reward in GRPO and RLOO, natively `arpo`."""
     name = tree.get("algorithm.adv_estimator")
     has_groups = tree.get("rollout_manager.n_trajectory", tree.get(f"{ROLLOUT}.n", 1)) > 1
-    return "arpo" if name == "grpo" and not has_groups else name
+    return "arpo" if name in ("grpo", "rloo") and not has_groups else name
 
 
 def _dual_clip(tree: Composed, code: TrainerCode) -> Any:

@@ -4,7 +4,8 @@
 
 CHECKOUT is a checkout of the repository; nothing of it is executed. Each file is given to `quintet plan FILE`, in the
 directory of the checkout. Of a script that trains several times, the first and the last run at each line of a call are
-planned; it is in the class of the first that does not plan. `--set` sets variables of the environment that files read.
+planned; it is in the class of the first that does not plan. RLinf's YAML files read the directories that its run
+scripts set; `--set` sets further variables of the environment that files read.
 Classes:
 
 - `plans`: the file plans, and this version supports everything in it.
@@ -21,19 +22,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import re
+import signal
 import statistics
 import subprocess
 import sys
 import time
+import traceback
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryFile
+from typing import NoReturn
 
 from machine import machine
+from quintet.cli.configuration import inspect_config
+from quintet.cli.main import main as command_line
+from quintet.errors import UserError
 
 FILES = {
     "verl": (
@@ -56,6 +64,8 @@ TIME_LIMIT = 60
 """Seconds after which planning a file counts as failed."""
 RUNS = {"rlinf": re.compile(r"^(cluster|runner):", re.MULTILINE)}
 """Sections that YAML files of runs have, and other files, such as those of a communication library, have not."""
+SCRIPT_DIRECTORIES = ("EMBODIED_PATH", "DIFFUSION_PATH", "REWARD_PATH", "VLM_PATH")
+"""Variables in which RLinf's run scripts pass the directory that has the scripts and `config/`."""
 LAUNCH = re.compile(r"python3?\s+(-\w\s+)*(-m\s+)?\S+|torchrun|ray job submit")
 UNKNOWN = re.compile(r"unknown|did you mean|typo", re.IGNORECASE)
 NO_RUN = re.compile(r"it is no run|no settings of a run|runs no known trainer|has no keys$", re.MULTILINE)
@@ -98,8 +108,17 @@ def example_files(checkout: Path, framework: str) -> list[Path]:
     return sorted(path for path in paths if marks[path.suffix].search(path.read_text(errors="replace")))
 
 
+def directories(checkout: Path, path: Path) -> dict[str, str]:
+    """Return the variables that RLinf's run scripts set for a YAML file of the checkout."""
+    if path.suffix != ".yaml" or "config" not in path.parts:
+        return {}
+    beside = checkout / path.relative_to(checkout).as_posix().partition("/config/")[0]
+    return dict.fromkeys(SCRIPT_DIRECTORIES, str(beside)) | {"REPO_PATH": str(checkout)}
+
+
 def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
     """Plan a file, or the first and the last run at each line of a script that trains many times."""
+    environment = directories(checkout, path) | environment
     outcome = plan_run(str(path.relative_to(checkout)), checkout, environment)
     if not MANY_RUNS.search(outcome.message):
         return outcome
@@ -116,23 +135,47 @@ def plan(path: Path, checkout: Path, environment: dict[str, str]) -> Outcome:
 
 
 def plan_run(name: str, checkout: Path, environment: dict[str, str]) -> Outcome:
-    """Plan one run in a process of its own."""
-    command = [sys.executable, "-m", "quintet", "plan", name, "--json"]
+    """Plan one run in a fork of this process, so that the time is without the imports and tables that runs share."""
     started = time.perf_counter()
     with TemporaryFile("w+") as output, TemporaryFile("w+") as errors:
-        limited = ["timeout", str(TIME_LIMIT), *command]
-        process = subprocess.Popen(limited, cwd=checkout, env=environment, stdout=output, stderr=errors)
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        sys.stdout.flush()
+        if (child := os.fork()) == 0:
+            run_command(["plan", name, "--json"], checkout, environment, output.fileno(), errors.fileno())
+        _, status, usage = os.wait4(child, 0)
         seconds = round(time.perf_counter() - started, 2), round(usage.ru_utime + usage.ru_stime, 2)
         output.seek(0)
         errors.seek(0)
         text, error = (file.read().replace(f"{checkout}/", "") for file in (output, errors))
     message = error.partition("quintet: ")[2].strip()
-    if process.returncode == 0:
+    code = os.waitstatus_to_exitcode(status)
+    if code == 0:
         waits_for = tuple(sorted({item["message"] for item in json.loads(text)["not_yet"]}))
         return Outcome(name, "waits" if waits_for else "plans", *seconds, waits_for)
-    return Outcome(name, refusal(process.returncode, message), *seconds, (), message or error.strip()[-400:])
+    return Outcome(name, refusal(code, message), *seconds, (), message or error.strip()[-400:])
+
+
+def run_command(
+    arguments: list[str], directory: Path, environment: dict[str, str], output: int, errors: int
+) -> NoReturn:
+    """Run `quintet` with arguments in this process, which is a fork, and end it with the command's exit status."""
+    status: object = 1
+    try:
+        signal.alarm(TIME_LIMIT)
+        os.chdir(directory)
+        os.environ.clear()
+        os.environ.update(environment)
+        os.dup2(output, sys.stdout.fileno())
+        os.dup2(errors, sys.stderr.fileno())
+        sys.argv = ["quintet", *arguments]
+        command_line()
+    except SystemExit as end:
+        status = end.code
+    except BaseException:  # noqa: BLE001 - a fork that goes on would plan all files, too
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status if isinstance(status, int) else int(status is not None))
 
 
 def refusal(status: int, message: str) -> str:
@@ -166,9 +209,11 @@ def main() -> None:
     arguments = parser.parse_args()
     checkout = arguments.checkout.resolve()
     environment = os.environ | dict(item.partition("=")[::2] for item in arguments.set)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
-        paths = example_files(checkout, arguments.framework)
-        outcomes = list(pool.map(lambda path: plan(path, checkout, environment), paths))
+    with suppress(UserError):  # imports modules and reads tables once for all forks
+        inspect_config(str(example_files(checkout, arguments.framework)[0]), [], None, "refuse")
+    jobs = [(path, checkout, environment) for path in example_files(checkout, arguments.framework)]
+    with multiprocessing.get_context("fork").Pool(os.cpu_count()) as pool:
+        outcomes = pool.starmap(plan, jobs, chunksize=1)
     counts = Counter(outcome.result for outcome in outcomes)
     name, _, date = (arguments.commit or commit(checkout)).partition(" ")
     result = {

@@ -5,7 +5,8 @@
 Each program in `scripts/clients/` starts with a comment that names the packages it needs. They are installed into a new
 environment that sees the packages of this one. The program gets the base URL, the model's name and its directory, and
 prints a line of JSON for each feature that it tries: its name, and the problem if it does not work. Without a model, a
-small untrained one is served, whose chat template has tools. Exits with status 1 if a feature does not work.
+small untrained one is served. A model whose chat template has no tools gets another template. Exits with status 1 if a
+feature does not work.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import json
 import os
 import re
+import shutil
 import site
 import subprocess
 import sys
@@ -68,6 +70,19 @@ def create_model(directory: Path) -> Path:
     return directory
 
 
+def with_tools(model: Path, directory: Path) -> Path:
+    """Return a model whose chat template has tools: itself, or a copy with the template of the untrained model."""
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if "tools" in str(tokenizer.chat_template):
+        return model
+    shutil.copytree(model, directory)
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
 @contextmanager
 def served(model: Path, log: Path) -> Iterator[str]:
     """Serve a model; yield the base URL."""
@@ -93,7 +108,7 @@ def try_client(program: Path, python: Path, url: str, model: Path) -> dict[str, 
     with tempfile.TemporaryDirectory() as directory:
         try:
             done = subprocess.run(words, env=environ, cwd=directory, capture_output=True, text=True, timeout=SECONDS)
-            end = "" if done.returncode == 0 else done.stderr[-1500:]
+            end = "" if done.returncode == 0 else done.stderr[-1500:] or f"ended with status {done.returncode}"
             output = done.stdout
         except subprocess.TimeoutExpired as error:
             end, output = f"not finished after {SECONDS:g} s", str(error.stdout or "")
@@ -120,20 +135,24 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="file of the results; clients that are not tried keep theirs")
     options = parser.parse_args()
     results = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"clients": {}}
+    description = machine()
     with tempfile.TemporaryDirectory() as directory:
         place = options.environments or Path(directory)
-        model = options.model or create_model(Path(directory) / "untrained")
+        if options.model:
+            model = with_tools(options.model, Path(directory) / options.model.name)
+            label = f"{model.name}{'' if model == options.model else ', another chat template'}"
+        else:
+            model, label = create_model(Path(directory) / "untrained"), "untrained"
         with served(model, Path(directory) / "server.log") as url:
             for name in options.names:
                 program = PROGRAMS / f"{name}.py"
                 python = environment(place / name, requirements(program))
                 result = try_client(program, python, url, model)
-                results["clients"][name] = {"model": options.model.name if options.model else "untrained", **result}
+                results["clients"][name] = {"model": label, "machine": description, **result}
                 problems = {feature: text for feature, text in result["features"].items() if text}
                 print(name, f"{len(result['features']) - len(problems)} of {len(result['features'])}", problems or "")
-    results["machine"] = machine()
-    if options.out:
-        options.out.write_text(json.dumps(results, indent=1) + "\n")
+                if options.out:
+                    options.out.write_text(json.dumps(results, indent=1) + "\n")
     tried = [results["clients"][name]["features"] for name in options.names]
     sys.exit(any(problem for features in tried for problem in features.values()))
 

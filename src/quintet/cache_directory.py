@@ -7,10 +7,15 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+CACHE_VARIABLE = "QUINTET_CACHE"
+"""Environment variable with the directory of the cache."""
+
 
 def user_cache_directory() -> Path:
-    """Return `$XDG_CACHE_HOME/quintet`, else `~/.cache/quintet`, without creating it; a directory of the user for
-    temporary files if the user has no home."""
+    """Return `$QUINTET_CACHE`, else `$XDG_CACHE_HOME/quintet`, else `~/.cache/quintet`, without creating it; a
+    directory of the user for temporary files if the user has no home."""
+    if cache := os.environ.get(CACHE_VARIABLE):
+        return Path(cache).expanduser()
     if cache_home := os.environ.get("XDG_CACHE_HOME"):
         return Path(cache_home) / "quintet"
     try:

@@ -5,7 +5,7 @@ B is the number of robots, C the actions of a chunk, D the dimension of an actio
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -34,6 +34,16 @@ class RobotObservation:
         return RobotObservation(
             self.images[indices], self.state[indices], tuple(self.instructions[index] for index in indices)
         )
+
+    def with_rows(self, parts: Iterable[tuple[np.ndarray, RobotObservation]]) -> RobotObservation:
+        """Return a copy in which some rows, int64 [n], are those of an observation of n robots."""
+        images, state = self.images.copy(), self.state.copy()
+        instructions = list(self.instructions)
+        for rows, part in parts:
+            images[rows], state[rows] = part.images, part.state
+            for row, instruction in zip(rows.tolist(), part.instructions, strict=True):
+                instructions[row] = instruction
+        return RobotObservation(images, state, tuple(instructions))
 
 
 @dataclass(frozen=True, slots=True)

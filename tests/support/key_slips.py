@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+import re
 import string
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+from quintet.config.compose import load_experiment
 from quintet.config.dialects.composition.foreign_config import config_from_tree
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.loader import merge_with_reference
@@ -17,9 +20,11 @@ from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.releases import documented_names
 from quintet.config.dialects.unknown_keys import keys_of_similar_sections, unknown_keys
 from quintet.config.dialects.value_types import SECTION
-from quintet.config.dotted import is_inside, sections_around
+from quintet.config.dotted import is_inside, sections_around, set_value
+from quintet.config.schema import keys, valid_keys
+from quintet.errors import ConfigError
 
-__all__ = ["FILES", "SLIPS", "Slip", "file_keys", "make_slips", "suggested_keys"]
+__all__ = ["FILES", "NATIVE", "SLIPS", "Slip", "file_keys", "make_slips", "native_suggestions", "suggested_keys"]
 
 ROBOTS = {"runner": {"task_type": "embodied"}, "env": {"train": {"env_type": "libero"}, "eval": {"env_type": "libero"}}}
 ROLL_POLICY = {"actor_train": {"model_args": {}}, "actor_infer": {"generating_args": {}}}
@@ -43,6 +48,11 @@ FILES: dict[str, dict[str, Any]] = {
 """The sections and values by which a file is one of that kind; its name begins with that of the dialect."""
 USERS_NAMES = {"custom_envs": ("Sokoban", "SimpleSokoban", "FrozenLake", "Lake"), "rewards": ("math_rule",)}
 """Sections whose keys begin with a name that the user chooses, with the names here: another name is no slip."""
+
+NATIVE = "native"
+NATIVE_ENTRY = "envs.lake"
+"""The entry of native files with several environments; another name in its place is no slip."""
+NATIVE_MESSAGE = re.compile(r"unknown key (?P<key>\S+) = .*\n  did you mean (?P<suggestion>[^\s?]+)")
 
 NAMED_TEACHERS = "distillation.teacher_models"
 """Section of verl whose sections are teachers with names that the user chooses."""
@@ -122,21 +132,30 @@ def make_slips(name: str, keys: Iterable[str], rng: random.Random, kinds: Iterab
     Left out are those that give another valid key, and missing sections that several keys have in common.
     """
     narrowed = file_dialect(name).narrowed(FILES[name])
-    valid, lacking = _is_valid(file_dialect(name), narrowed), _keys_without_a_section(narrowed)
+    valid = _is_valid(file_dialect(name), narrowed)
+    legal = {*narrowed.specs(), *keys_of_similar_sections(narrowed.specs(), narrowed.shared_sections)}
+    yield from _slips(keys, legal, rng, kinds, lambda key, typed: valid(typed) or _has_other_users_name(key, typed))
+
+
+def _slips(
+    keys: Iterable[str],
+    legal: Iterable[str],
+    rng: random.Random,
+    kinds: Iterable[str],
+    is_no_slip: Callable[[str, str], bool],
+) -> Iterator[Slip]:
+    lacking = _keys_without_a_section(legal)
     for key in keys:
         for kind in kinds:
             words = SLIPS[kind](key.split("."), rng)
             typed = key if words is None else ".".join(words)
-            if typed == key or valid(typed) or _has_other_users_name(key, typed):
-                continue
-            if kind != "missing section" or lacking[typed] == 1:
+            if typed != key and not is_no_slip(key, typed) and (kind != "missing section" or lacking[typed] == 1):
                 yield Slip(kind, key, typed)
 
 
-def _keys_without_a_section(dialect: Dialect) -> Counter[str]:
+def _keys_without_a_section(legal: Iterable[str]) -> Counter[str]:
     """Return how many keys become each key if one of their sections is left out."""
-    keys = {*dialect.specs(), *keys_of_similar_sections(dialect.specs(), dialect.shared_sections)}
-    words = (key.split(".") for key in keys)
+    words = (key.split(".") for key in legal)
     return Counter(
         typed for each in words for typed in {".".join(each[:n] + each[n + 1 :]) for n in range(len(each) - 1)}
     )
@@ -194,3 +213,45 @@ def _put(tree: dict[str, Any], key: str) -> bool:
         return False
     place[last] = None
     return True
+
+
+def native_suggestions(rng: random.Random, share: float = 1.0) -> Iterator[tuple[Slip, str | None, bool]]:
+    """Yield slips in native keys, or in a random share of them, with the suggested key, and whether they were refused.
+
+    Each key is in a file that chooses its environment, advantage or loss; named domains and verifiers are left out.
+    """
+    names: set[str] = set()
+    for choice in _native_choices():
+        tree: dict[str, Any] = {}
+        for override in choice:
+            set_value(tree, *override.split("="))
+        valid = [key for key in valid_keys(tree) if "*" not in key.name]
+        legal = {key.name for key in valid}
+        new = [key.name for key in valid if not key.is_section and key.name not in names]
+        names |= legal
+        sample = rng.sample(new, min(len(new), round(share * len(new)) or 1))
+        free = [key.name for key in valid if not key.is_section and "mapping" in key.value_type]
+        for slip in _slips(sample, legal, rng, SLIPS, partial(_is_native, legal, free)):
+            yield slip, *_native_suggestion(choice, slip.typed)
+
+
+def _native_choices() -> Iterator[list[str]]:
+    yield []
+    for choice, names in dict.fromkeys(key.choice for key in keys() if key.choice and "*" not in key.choice[0]):
+        yield [f"{choice}={names.split(' | ')[0]}"]
+    yield [f"{NATIVE_ENTRY}.env.name=sokoban"]
+
+
+def _is_native(legal: Collection[str], free: Sequence[str], key: str, typed: str) -> bool:
+    is_other_entry = typed.startswith("envs.") and typed.split(".")[1] != NATIVE_ENTRY.partition(".")[2]
+    return typed in legal or is_other_entry or any(is_inside(typed, section) for section in free)
+
+
+def _native_suggestion(choice: Sequence[str], typed: str) -> tuple[str | None, bool]:
+    """Return the key that is suggested first, and whether the key was refused; keys stay in a suggested section."""
+    try:
+        load_experiment(None, [*choice, f"{typed}=null"])
+    except ConfigError as error:
+        problem = NATIVE_MESSAGE.search(str(error))
+        return problem and problem["suggestion"] + typed.removeprefix(problem["key"]), True
+    return None, False

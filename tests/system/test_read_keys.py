@@ -105,6 +105,7 @@ RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
         LAKE,
         ("algorithm={advantage: {name: gae}, kl: {apply_to: reward, target: 0.1}}",),
     ),
+    "episodes on FSDP": (LAKE, ("actor.backend=fsdp",)),
     "episodes on Megatron": (LAKE, ("actor.backend=megatron",)),
     "prompts": (PROMPTS, ()),
     "tools": (TOOLS, ()),

@@ -48,3 +48,13 @@ def test_a_part_keeps_the_results_of_others(monkeypatch: pytest.MonkeyPatch, tmp
     assert results["programs"] == {"counts": {}}
     assert results["workers"]["counts"] == {"count": 20, "seed": 5, "deaths": 0}
     assert results["workers"]["machine"]["processor"]
+
+
+def test_pieces_are_added(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out = tmp_path / "attacks.json"
+    counts = {"deaths": 0, "effects": ["a file"], "statuses": {"200": 3}}
+    assert measured(monkeypatch, out, counts, "--scale", "0.01", "--seed", "5", "--pieces", "4") == 1
+    result = json.loads(out.read_text())["workers"]
+    assert (result["attacks"], result["seed"]) == (20, [5, 6, 7, 8])
+    assert result["counts"]["count"] == 20
+    assert (result["counts"]["effects"], result["counts"]["statuses"]) == (["a file"] * 4, {"200": 12})

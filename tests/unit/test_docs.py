@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from pretrained_model import unavailable
 
 from quintet.cli.configuration import inspect_config, load_config
 from quintet.cli.main import main
@@ -77,6 +78,8 @@ def test_the_commands_of_a_page_do_what_it_says(
     for line in commands(page):
         variables, _, arguments = line.partition("quintet ")
         argv = shlex.split(arguments)
+        if argv[:2] == ["model", "get"] and unavailable():
+            continue
         with monkeypatch.context() as patch:
             for variable in shlex.split(variables):
                 patch.setenv(*variable.split("=", 1))

@@ -12,7 +12,8 @@ import pytest
 
 SRC = Path(__file__).parents[2] / "src" / "quintet"
 LAYERS = [
-    ("cache_directory", "relations", "expressions", "package_files", "loopback", "reward_sum", "sampling"),
+    ("arrow_values", "cache_directory", "relations", "expressions", "package_files", "loopback"),
+    ("reward_sum", "sampling"),
     ("errors", "hardware", "loading_lock", "records", "seeds", "trace"),
     ("contained_files", "embodied_records", "file_formats", "shared_environment"),
     ("registry",),
@@ -37,7 +38,7 @@ LAYERS = [
 LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
     "quintet.config": [
         ("dotted", "divisors", "capabilities", "torchrun"),
-        ("native", "deprecation"),
+        ("native", "deprecation", "model_locations"),
         ("schema",),
         ("problems", "yaml_reader", "tool_files", "interaction_files"),
         ("composed",),
@@ -49,7 +50,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("compose",),
     ],
     "quintet.runtime": [
-        ("device", "dtypes", "groups", "memory", "process_settings", "signals"),
+        ("device", "dtypes", "groups", "memory", "process_settings", "server_process", "signals"),
         ("calls",),
         ("engines",),
         ("learners",),

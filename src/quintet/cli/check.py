@@ -78,11 +78,13 @@ def drift(
     from quintet.cli.choices import check_choices
     from quintet.cli.configuration import load_config
     from quintet.cli.messages import warn
+    from quintet.cli.model_downloads import with_downloaded_models
     from quintet.cli.transformers_setup import silence_transformers
 
     policy = unknown_key_policy(unknown_keys, ignore_fork_keys)
     composed = load_config(*split(config, overrides), with_release(dialect, release), policy)
     check_choices(composed)
+    composed = with_downloaded_models(composed)
     silence_transformers()
     from quintet.pipelines.drift_check import DriftCheckOptions, check_drift
 

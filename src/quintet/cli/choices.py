@@ -11,14 +11,27 @@ from pathlib import Path
 from typing import Any
 
 from quintet import hardware
+from quintet.cli.configuration import model_paths
 from quintet.config.checks.adapters import adapter_problems
 from quintet.config.composed import ComposedConfig, errors_with_sources
+from quintet.config.model_locations.locations import (
+    MODEL_FORMS,
+    UnreadableConfigError,
+    config_file,
+    hub_revision,
+    is_gguf_file,
+    is_hub_name,
+    is_hub_offline,
+    local_directory,
+    published_model,
+    read_model_config,
+)
 from quintet.config.native.advantages import CustomAdvantageConfig
 from quintet.config.native.envs import CustomEnvConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.native.losses import CustomLossConfig
-from quintet.config.plan.models import config_file, is_hub_name, policy_path
+from quintet.config.plan.models import policy_path
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
 from quintet.config.torchrun import current_rank
@@ -117,18 +130,9 @@ def unknown_choices(composed: ComposedConfig) -> Iterator[ConfigProblem]:
             source = composed.provenance.get(key, "default")
             yield ConfigProblem(key, name, source, f"{key} = {name!r} ({source}): {error.message}", error.hint)
     config = composed.experiment
-    if config.policy.tokenizer:
-        yield from _directory(composed, "policy.tokenizer", config.policy.tokenizer, "a directory with a tokenizer")
-    paths = {
-        "policy.path": config.policy.path,
-        "critic.path": config.critic.path if config.needs_critic else None,
-        "reference.path": config.reference.path if config.needs_reference or _is_distilled(config) else None,
-        "reward.model.path": config.reward.model.path if config.reward and config.reward.model else None,
-    }
-    for section, judge in config.reward.judges.items() if config.reward else ():
-        paths[f"reward.{section}.server.path"] = judge.server.path if judge.server else None
-    for key, path in paths.items():
-        yield from _directory(composed, key, path, "a directory with config.json and weights")
+    for key, path in model_paths(config).items():
+        if key != "sft.path":  # `check_sft` checks it
+            yield from missing_model(composed, key, path)
     if config.policy.lora is not None:
         yield from _directory(composed, "policy.lora.path", config.policy.lora.path, "a directory with adapters")
     yield from adapter_problems(composed)
@@ -161,10 +165,6 @@ def _user_files(config: Experiment) -> dict[str, str | None]:
         "algorithm.loss.function": loss.function if isinstance(loss, CustomLossConfig) else None,
         **{key: env.path for key, env in custom_envs.items() if isinstance(env, CustomEnvConfig)},
     }
-
-
-def _is_distilled(config: Experiment) -> bool:
-    return config.sft is not None and config.sft.distillation is not None
 
 
 def data_file_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
@@ -285,12 +285,31 @@ def _directory(
         return
     path, source = Path(value), composed.provenance.get(key, "default")
     close = nearest(path.name, _directories(path.parent))
-    if hint is None and is_hub_name(value) and key != "resume":
-        hint = f"hf download {value}, which stores the model in the cache of the hub" + (
-            f"; or did you mean {path.parent / close}?" if close else f"; or set it to {expected}"
-        )
     hint = hint or (f"did you mean {path.parent / close}?" if close else f"set it to {expected}")
     yield ConfigProblem(key, value, source, f"{key} = {value!r} ({source}): no such directory", hint)
+
+
+def missing_model(composed: ComposedConfig, key: str, value: str | None) -> Iterator[ConfigProblem]:
+    """Yield a problem with a model that is not on this machine and cannot be downloaded, or is not converted."""
+    if value is None or published_model(value) or local_directory(value):
+        return
+    if is_gguf_file(value) and os.path.exists(os.path.expanduser(value)):
+        try:
+            read_model_config(value)
+        except (UnreadableConfigError, OSError) as error:
+            yield composed.problem(key, f"this file is not converted: {error}", f"{key}=DIRECTORY")
+    elif not is_hub_name(value):
+        yield from _directory(composed, key, value, MODEL_FORMS)
+    elif is_hub_offline() or os.path.isdir(os.path.dirname(value)):  # a directory here, with a typing error
+        yield from _directory(composed, key, value, MODEL_FORMS, _offline_hint(value))
+
+
+def _offline_hint(name: str) -> str:
+    path, (model, revision) = Path(name), hub_revision(name)
+    close = nearest(path.name, _directories(path.parent))
+    download = f"hf download {model}" + (f" --revision {revision}" if "@" in name else "")
+    other = f"did you mean {path.parent / close}?" if close else f"set it to {MODEL_FORMS}"
+    return f"{download}, which stores the model in the cache of the hub, or unset HF_HUB_OFFLINE; or {other}"
 
 
 def _directories(parent: Path) -> list[str]:

@@ -16,7 +16,6 @@ from quintet.config.dialects.registry import DIALECTS, detect
 from quintet.config.dialects.release_tables import NO_EVIDENCE, ReleaseEvidence, Table
 from quintet.config.dialects.scripts.override_list import keys_as_tree
 from quintet.config.dialects.scripts.run_script import RunScript
-from quintet.config.dialects.scripts.run_script_reader import read_run_script
 from quintet.config.dotted import has_key
 from quintet.errors import ConfigError, UnsupportedRunError, nearest
 
@@ -56,6 +55,8 @@ def read_config_source(
         ConfigError: the dialect is unknown, or the script is not supported.
         MachineError: a file is missing or cannot be read.
     """
+    from quintet.config.dialects.scripts.run_script_reader import read_run_script  # a parser of bash
+
     dialect, release = split_release(dialect)
     check_dialect(dialect)
     if config is None and dialect not in (None, NATIVE):

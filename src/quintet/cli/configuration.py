@@ -22,8 +22,8 @@ from quintet.config.dialects.dialect import UnknownKeyPolicy
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dotted import flatten
 from quintet.config.key_states import KeyState, describe_counts, key_states
+from quintet.config.model_locations.locations import local_directory
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.models import cached_model
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.contained_files import LINK_HINT, is_contained
 from quintet.errors import ConfigError, nearest
@@ -38,8 +38,6 @@ LEARNER_DEFAULTS: Mapping[str, object] = {
     "megatron": None,
     "memory": {},
 }
-MODEL_KEYS = ("policy.path", "policy.tokenizer", "sft.path", "critic.path", "reference.path", "reward.model.path")
-"""Keys of model directories that may also be names of the hub."""
 TRAINING_CODE = ("algorithm.advantage", "algorithm.loss")
 """Settings that only training executes."""
 EPISODE_CODE = (
@@ -123,10 +121,26 @@ def load_config(
     return with_cached_models(composed)
 
 
+def model_paths(config: Experiment) -> dict[str, str]:
+    """Return the models that a run loads, by key."""
+    sft, reward = config.sft, config.reward
+    has_teacher = sft is not None and sft.distillation is not None
+    paths = {
+        "policy.path": config.policy.path,
+        "policy.tokenizer": config.policy.tokenizer,
+        "sft.path": sft.path if sft else None,
+        "critic.path": config.critic.path if config.needs_critic else None,
+        "reference.path": config.reference.path if config.needs_reference or has_teacher else None,
+        "reward.model.path": reward.model.path if reward and reward.model else None,
+    }
+    for section, judge in reward.judges.items() if reward else ():
+        paths[f"reward.{section}.server.path"] = judge.server.path if judge.server else None
+    return {key: path for key, path in paths.items() if path}
+
+
 def with_cached_models(composed: ComposedConfig) -> ComposedConfig:
-    """Return the configuration with directories in place of names of the hub whose models are in its cache."""
-    paths = {key: config_value(composed.experiment, key) for key in MODEL_KEYS}
-    cached = {key: cached_model(path) for key, path in paths.items() if path is not None}
+    """Return the configuration with directories in place of names and GGUF files whose models are in a cache."""
+    cached = {key: local_directory(path) for key, path in model_paths(composed.experiment).items()}
     return with_values(composed, {key: directory for key, directory in cached.items() if directory is not None})
 
 

@@ -213,7 +213,7 @@ def _show(file: str, count: int, options: Mapping[str, Any], model: str | None, 
     from rich.table import Table
     from rich.text import Text
 
-    from quintet.cli.plan_table import page
+    from quintet.cli.tables import page
     from quintet.config.native.data import DataConfig
     from quintet.data.prompt_source import open_rows
     from quintet.data.row_forms import describe_form
@@ -250,10 +250,12 @@ def _cells(rows: Any, count: int, config: Any, model: str | None) -> Iterator[li
 
     reader, form = RowReader(config), None
     if model is not None:
+        from quintet.cli.model_downloads import downloaded_model
         from quintet.config.native.policy import VisionConfig
         from quintet.policies.model_loading import load_tokenizer
         from quintet.rollout.chat.image_prompts import ImagePrompts
 
+        model = downloaded_model(model)
         images = ImagePrompts.from_directory(model, VisionConfig())
         form = PromptFormat(load_tokenizer(model), config.template, max_tokens=1, images=images)
     for number in range(count):

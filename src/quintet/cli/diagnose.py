@@ -10,8 +10,9 @@ from pathlib import Path
 
 from quintet.cli.status import find_run
 from quintet.diagnosis.coverage import Coverage
-from quintet.diagnosis.diagnose import diagnose_run, read_coverage
+from quintet.diagnosis.diagnose import diagnose_run, read_coverage, read_run
 from quintet.diagnosis.findings import Finding
+from quintet.tracking.run_status import is_run_directory
 
 
 def run(targets: Sequence[str], *, as_json: bool, fail: bool) -> int:
@@ -20,17 +21,23 @@ def run(targets: Sequence[str], *, as_json: bool, fail: bool) -> int:
     Raises:
         MachineError: a target is no run, or a file of it cannot be read.
     """
-    findings = {path: diagnose_run(path) for path in map(find_run, targets)}
+    judged = {path: _judge(path) for path in map(find_run, targets)}
     if as_json:
         reports = [
-            {"path": str(path), "findings": [*map(asdict, listed)], "coverage": asdict(read_coverage(path))}
-            for path, listed in findings.items()
+            {"path": str(path), "findings": [*map(asdict, findings)], "coverage": asdict(coverage)}
+            for path, (findings, coverage) in judged.items()
         ]
         print(json.dumps(reports))
     else:
-        print("\n\n".join(_report(path, listed, read_coverage(path)) for path, listed in findings.items()))
-    is_critical = any(finding.severity == "critical" for run_findings in findings.values() for finding in run_findings)
+        print("\n\n".join(_report(path, findings, coverage) for path, (findings, coverage) in judged.items()))
+    is_critical = any(finding.severity == "critical" for findings, _ in judged.values() for finding in findings)
     return int(fail and is_critical)
+
+
+def _judge(path: Path) -> tuple[list[Finding], Coverage]:
+    """Return the findings in a run and what could be judged; its metrics are read once."""
+    stages = read_run(path) if is_run_directory(path) else None
+    return diagnose_run(path, stages), read_coverage(path, stages)
 
 
 def _report(path: Path, findings: Sequence[Finding], coverage: Coverage) -> str:

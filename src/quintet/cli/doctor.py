@@ -20,7 +20,7 @@ from rich.text import Text
 
 from quintet import __version__, hardware
 from quintet.cli.engine_checks import check_engine
-from quintet.cli.plan_table import numbers_table, page, section
+from quintet.cli.tables import numbers_table, page, section
 from quintet.config.capabilities import Requires
 from quintet.config.native.section import Section
 from quintet.config.native.tracking import TrackingConfig
@@ -161,7 +161,6 @@ def _abilities(machine: Machine) -> Iterator[Ability]:
     for name in (mark.unsupported or ()) if mark else ():
         yield Ability("logger", name, NOT_YET, f"requires {mark.capability}, not supported yet" if mark else "")
     yield from _registered("env", ENVS)
-    yield from _unsupported_envs(ENVS)
 
 
 def _kernels() -> Ability:
@@ -186,14 +185,6 @@ def _registered(kind: str, registry: Registry[Any]) -> Iterator[Ability]:
     for entry in registry:
         missing = entry.missing()
         yield Ability(kind, entry.name, NEEDS if missing else READY, entry.guide * bool(missing))
-
-
-def _unsupported_envs(registry: Registry[Any]) -> Iterator[Ability]:
-    from quintet.config.schema import keys
-
-    for key in keys():
-        if key.name == "env.name" and key.choice and key.requires and key.choice[1] not in registry:
-            yield Ability("env", key.choice[1], NOT_YET, f"requires {key.requires}, not supported yet")
 
 
 def _external(kind: str, name: str, package: str | None, machine: Machine, *, devices: int = 1) -> Ability:

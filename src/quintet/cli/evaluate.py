@@ -15,6 +15,7 @@ from quintet.cli.choices import user_file_problems
 from quintet.cli.config_source import NATIVE
 from quintet.cli.configuration import TRAINING_CODE, as_overrides, generation_settings, load_config, load_run_config
 from quintet.cli.messages import warn
+from quintet.cli.model_downloads import downloaded_model, with_downloaded_models
 from quintet.cli.options import EvalOptions
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.composed import ComposedConfig
@@ -155,7 +156,7 @@ def _evaluate_config_model(composed: ComposedConfig, options: EvalOptions, conso
     from quintet.pipelines.evaluate import evaluate_model
     from quintet.pipelines.model_lookup import with_configured_model
 
-    with_model = with_configured_model(composed, warn)
+    with_model = with_configured_model(with_downloaded_models(composed), warn)
     return evaluate_model(_with_options(with_model, options), _statistics(composed, options), console)
 
 
@@ -273,7 +274,7 @@ def _evaluate_model(target: str | None, overrides: list[str], options: EvalOptio
     if options.endpoint is not None and target is None:
         arguments = [*_model_overrides("", None, options), *_env_overrides(overrides, options)]
         return _evaluate_endpoint(load_config(None, arguments, NATIVE, "refuse", of_run=True), options, console)
-    source = find_model(str(target), warn)
+    source = find_model(downloaded_model(str(target)), warn)
     if options.endpoint is not None and source.config is None:
         message = f"{target} and --endpoint are mutually exclusive"
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,13 +38,24 @@ def copy(
         hint = f"{did_you_mean(wanted, names, '{}')} `quintet examples` lists all".lstrip()
         raise ConfigError(f"there is no example {name}", key="NAME", value=name, hint=hint)
     target = Path(directory).expanduser()
-    for source in _with_companions(examples_directory() / wanted):
-        copied = target / source.name
-        if copied.exists():
-            raise ConfigError(f"{copied} exists", key="DIRECTORY", value=directory, hint="choose another directory")
-        target.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, copied) if source.is_dir() else shutil.copy(source, copied)
-        print(copied)
+    sources = list(_with_companions(examples_directory() / wanted))
+    taken = [target / source.name for source in sources if os.path.lexists(target / source.name)]
+    if taken:
+        raise ConfigError(f"{taken[0]} exists", key="DIRECTORY", value=directory, hint="choose another directory")
+    target.mkdir(parents=True, exist_ok=True)
+    for source in sources:
+        _copy(source, target / source.name)
+        print(target / source.name)
+
+
+def _copy(source: Path, copied: Path) -> None:
+    """Copy a file or directory to a path at which there is nothing, also no link: nothing is written through one."""
+    if source.is_dir():
+        shutil.copytree(source, copied)
+        return
+    with source.open("rb") as reader, copied.open("xb") as writer:
+        shutil.copyfileobj(reader, writer)
+    shutil.copymode(source, copied)
 
 
 def _with_companions(path: Path) -> Iterator[Path]:

@@ -8,18 +8,14 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from textwrap import shorten
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from quintet.cli import explain_metric
 from quintet.cli.config_source import NATIVE, check_dialect, read_config_source, split_release
-from quintet.cli.configuration import compose_source, load_config, states_of_run
 from quintet.cli.key_search import search_keys
 from quintet.config.deprecation import current_key
-from quintet.config.dialects.composition.foreign_config import MergedConfig
-from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.key_checks import describe_value
 from quintet.config.dialects.ledger import KeySpec
-from quintet.config.dialects.loader import merge_with_reference
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.release_defaults import newest_defaults
 from quintet.config.dialects.release_tables import stored_name
@@ -27,10 +23,14 @@ from quintet.config.dialects.releases import all_keys, load_releases
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.dotted import flatten
-from quintet.config.key_states import KeyState
 from quintet.config.native.experiment import Experiment
 from quintet.config.schema import REPEATED, Key, documented_key, format_value, keys
 from quintet.errors import ConfigError
+
+if TYPE_CHECKING:
+    from quintet.config.dialects.composition.foreign_config import MergedConfig
+    from quintet.config.dialects.dialect import Dialect
+    from quintet.config.key_states import KeyState
 
 Entry = tuple[str, str, KeySpec]
 """Dialect, reference file, documented key."""
@@ -44,14 +44,14 @@ def run(arguments: list[str], dialect: str | None, *, every: bool, metrics: bool
     """
     check_dialect(split_release(dialect)[0])
     if metrics and not arguments:
-        explain_metric.print_list(as_json=as_json)
+        _metrics().print_list(as_json=as_json)
     elif every:
         _print_ledger([*_entries(dialect)], [*keys()] if dialect == NATIVE else [], as_json=as_json)
     elif not arguments:
         hint = "quintet explain KEY, quintet explain CONFIG KEY, quintet explain METRIC, or quintet explain --list"
         raise ConfigError("no key given", hint=hint)
     elif len(arguments) == 1 and (metrics or "/" in arguments[0]):
-        explain_metric.run(arguments[0], as_json=as_json)
+        _metrics().run(arguments[0], as_json=as_json)
     elif len(arguments) == 1 and split_release(dialect)[1] is not None:
         raise ConfigError(
             "--release without a configuration", key="--release", hint="quintet explain CONFIG KEY --release …"
@@ -62,8 +62,19 @@ def run(arguments: list[str], dialect: str | None, *, every: bool, metrics: bool
         _print_value(arguments[0], arguments[1], arguments[2:], dialect)
 
 
+def _metrics() -> ModuleType:
+    """Return the module that explains metrics. It reads their table, which the documentation of a key need not."""
+    from quintet.cli import explain_metric
+
+    return explain_metric
+
+
 def _print_value(config: str, key: str, overrides: list[str], dialect: str | None) -> None:
     """Print the value of a key in a configuration, which may have unsupported values, and its source."""
+    # with Hydra and the converters a quarter of a second, which the documentation of a key need not take
+    from quintet.cli.configuration import compose_source, load_config
+    from quintet.config.dialects.loader import merge_with_reference
+
     source = read_config_source(config, overrides, dialect, quiet=True)
     states, merged = _states(config, overrides, dialect), None
     if source.dialect != NATIVE:
@@ -91,6 +102,8 @@ def _print_value(config: str, key: str, overrides: list[str], dialect: str | Non
 
 def _states(config: str, overrides: list[str], dialect: str | None) -> dict[str, KeyState]:
     """Return the states of the keys that a configuration sets, by key; none if it cannot be converted."""
+    from quintet.cli.configuration import states_of_run
+
     with suppress(ConfigError):
         return {each.setting.key: each for each in states_of_run(config, overrides, dialect)}
     return {}
@@ -224,8 +237,8 @@ def _print_similar(name: str, dialect: str | None, *, as_json: bool) -> None:
     Raises:
         ConfigError: there is none; the message names similar ones.
     """
-    if explain_metric.is_metric(name):
-        explain_metric.run(name, as_json=as_json)
+    if _metrics().is_metric(name):
+        _metrics().run(name, as_json=as_json)
     elif "." not in name and (related := search_keys(name)) and not as_json:
         _print_related(name, related)
     else:
@@ -272,7 +285,7 @@ def _print_related(name: str, related: list[Key]) -> None:
     width = max(len(key.name) for key in related)
     for key in related:
         print(f"  {key.name:<{width}}  {shorten(key.description, 90, placeholder=' …')}")
-    if metrics := explain_metric.related_metrics(name):
+    if metrics := _metrics().related_metrics(name):
         print(shorten(f"Metrics: {', '.join(metric.name for metric in metrics)}", 110, placeholder=" …"))
 
 

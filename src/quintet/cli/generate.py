@@ -20,6 +20,7 @@ from quintet.cli.configuration import (
 )
 from quintet.cli.evaluate import data_settings
 from quintet.cli.messages import warn
+from quintet.cli.model_downloads import downloaded_model, with_downloaded_models
 from quintet.cli.options import GenerateOptions
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.transformers_setup import silence_transformers
@@ -45,6 +46,7 @@ def run_composed(composed: ComposedConfig) -> int:
     check_choices(composed)
     check_placement(composed)
     check_images(composed)
+    composed = with_downloaded_models(composed)
     if current_rank().rank == 0:
         RunDirectory.create_for(composed)
         print_key_states(composed)
@@ -107,7 +109,7 @@ def as_config(
         raise ConfigError(message, key="--dialect", hint="remove --dialect")
     from quintet.pipelines.model_lookup import find_model
 
-    source = find_model(target, warn)
+    source = find_model(downloaded_model(target), warn)
     arguments = [*as_overrides(_model_settings(source, options)), *overrides]
     load_run_config(source.config, arguments, unused=TRAINING_CODE)
     return None if source.config is None else str(source.config), arguments

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.text import Text
 
-from quintet.cli.plan_table import clean, page, section
+from quintet.cli.tables import clean, page, section
 from quintet.config.key_states import KeyState, State, count_states
 from quintet.config.problems import describe_setting
 

@@ -10,6 +10,7 @@ from quintet.registry import Entry
 
 def run() -> None:
     """Print the entries of all registries."""
+    from quintet.config.model_locations.published_models import published_models
     from quintet.config.native.advantages import ADVANTAGES, NoAdvantageConfig
     from quintet.config.native.envs import ENVS
     from quintet.config.native.losses import LOSSES
@@ -33,6 +34,9 @@ def run() -> None:
     _print_entries("engines", ENGINES)
     _print_entries("learner backends", LEARNER_BACKENDS)
     _print_entries("loggers", LOGGERS)
+    print("published models")
+    for name, model in published_models().items():
+        print(f"  {name:<28} {model.help}")
     print("model presets")
     for name, shape in PRESETS.items():
         print(f"  {name:<28} {shape.layers} layers, hidden {shape.hidden}, context {shape.context}")

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, NoReturn
 import typer
 
 from quintet import __version__
-from quintet.cli import check, data, examples
+from quintet.cli import check, data, examples, model
 from quintet.cli.messages import describe_long_name
 from quintet.cli.options import (
     Config,
@@ -54,6 +54,7 @@ app = typer.Typer(
 app.add_typer(check.app, name="check")
 app.add_typer(data.app, name="data")
 app.add_typer(examples.app, name="examples")
+app.add_typer(model.app, name="model")
 
 
 def _start(command: Literal["train", "sft", "generate"], source: ConfigSource, options: RunOptions) -> NoReturn:

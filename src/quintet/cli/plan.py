@@ -15,8 +15,8 @@ from quintet.cli.row_checks import check_graded_rows
 from quintet.config.checks.processes import torchrun_command
 from quintet.config.checks.unsupported import unsupported_values
 from quintet.config.key_states import KeyState, count_states, describe_counts, key_states
+from quintet.config.model_locations.locations import is_hub_name
 from quintet.config.plan.format_sizes import GIB
-from quintet.config.plan.models import is_hub_name
 from quintet.config.plan.run_plan import plan_run
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.errors import UnsupportedRunError

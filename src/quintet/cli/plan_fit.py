@@ -15,7 +15,8 @@ from quintet import hardware
 from quintet.cli.config_source import with_further
 from quintet.cli.configuration import inspect_config, reread_config
 from quintet.cli.options import PlanOptions
-from quintet.cli.plan_table import describe_parallelism, format_time, page, plain_table, section
+from quintet.cli.plan_table import describe_parallelism, format_time
+from quintet.cli.tables import page, plain_table, section
 from quintet.cli.translate import check_new_file, write_text
 from quintet.config.composed import ComposedConfig
 from quintet.config.divisors import divisors

@@ -15,7 +15,7 @@ from quintet import hardware
 from quintet.cli.config_source import with_further
 from quintet.cli.configuration import InspectedConfig, inspect_config, reinspect_config
 from quintet.cli.machine_changes import Change, machine_changes, remaining_problems
-from quintet.cli.plan_table import page, section
+from quintet.cli.tables import page, section
 from quintet.config.composed import ComposedConfig
 from quintet.config.fit.overrides import merge_overrides, remedies_of, to_overrides
 from quintet.config.plan.devices import device_of_machine

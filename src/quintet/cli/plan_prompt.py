@@ -6,8 +6,9 @@ import json
 from dataclasses import asdict
 
 from quintet.cli.choices import unknown_choices
-from quintet.cli.configuration import inspect_config, with_cached_models
-from quintet.cli.plan_table import clean, page, section
+from quintet.cli.configuration import inspect_config
+from quintet.cli.model_downloads import with_downloaded_models
+from quintet.cli.tables import clean, page, section
 from quintet.config.composed import errors_with_sources
 from quintet.config.problems import raise_problems
 
@@ -21,8 +22,9 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
         ConfigError: the configuration is invalid, its tokenizer is missing, or see `first_prompts`.
         MachineError: an env fails, or a file cannot be read.
     """
-    composed = with_cached_models(inspect_config(config, overrides, dialect, unknown_keys).runnable)
+    composed = inspect_config(config, overrides, dialect, unknown_keys).runnable
     raise_problems(problem for problem in unknown_choices(composed) if problem.key in NEEDED)
+    composed = with_downloaded_models(composed)
     from quintet.pipelines.first_prompt import first_prompts
 
     with errors_with_sources(composed):

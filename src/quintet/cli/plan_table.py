@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
-import sys
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Column, Table
 from rich.text import Text
 
+from quintet.cli.tables import Row, clean, numbers_table, page, plain_table, section
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.component_memory import MemoryUse
 from quintet.config.plan.disk import free_bytes
@@ -26,26 +24,9 @@ from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import ConfigProblem
 from quintet.errors import UserError
 
-WIDTH = 100
 MAX_NODE_COLUMNS = 4
 """With more nodes, one column stands for all of them."""
 BAR_WIDTH = 30
-Row = tuple[str, str, str]
-
-
-@contextmanager
-def page() -> Iterator[Console]:
-    """Yield a console that prints to standard output at the end, without trailing blanks and without markup."""
-    terminal, buffer = sys.stdout.isatty(), io.StringIO()
-    width = None if terminal else WIDTH
-    yield Console(file=buffer, force_terminal=terminal, width=width, markup=False, emoji=False, highlight=False)
-    print("\n".join(line.rstrip() for line in buffer.getvalue().splitlines()))
-
-
-def section(out: Console, title: str) -> None:
-    """Print a heading with a blank line above."""
-    out.print()
-    out.print(Text(title, style="bold cyan"))
 
 
 def print_plan(
@@ -86,11 +67,6 @@ def print_plan(
         _print_lines(out, "Remarks", remarks, "dim")
 
 
-def clean(text: str) -> str:
-    """Replace control characters, which could move the cursor."""
-    return "".join(char if char.isprintable() or char == "\n" else "�" for char in text)
-
-
 def _print_run(out: Console, plan: RunPlan, release: str) -> None:
     run = describe_run(plan.config, plan.models) | ({"defaults": release} if release else {})
     if "data" in run and (form := _form_of_rows(plan.config)):
@@ -122,15 +98,6 @@ def _form_of_rows(config: Experiment) -> str:
         rows, _ = open_rows(data.train_files, "data.train_files", data.cache_dir)
         return describe_form(data, rows[0]) if len(rows) else ""
     return ""
-
-
-def numbers_table(rows: Iterable[Row]) -> Table:
-    """Return a table of name, number and explanation."""
-    columns = (Column(), Column(justify="right", style="bold"), Column(style="dim"))
-    table = Table.grid(*columns, padding=(0, 2, 0, 0))
-    for name, number, explanation in rows:
-        table.add_row(f"  {name}", number, explanation)
-    return table
 
 
 def _number(number: float | None) -> str:
@@ -308,11 +275,6 @@ def _steps(plan: RunPlan) -> str:
     max_steps = config.data.max_steps if config.data else None
     limit = f"; at most {max_steps:,}, data.max_steps" if max_steps is not None and data.steps == max_steps else ""
     return f"{num_epochs(config)} × {rows}, {data.batch:,} in each step{limit}"
-
-
-def plain_table(*columns: Column | str) -> Table:
-    """Return a table with a single line below the header."""
-    return Table(*columns, box=SIMPLE_HEAD, show_edge=False, header_style="dim", padding=(0, 1, 0, 0), pad_edge=False)
 
 
 def _print_placement(out: Console, placement: Placement) -> None:

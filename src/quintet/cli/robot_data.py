@@ -80,7 +80,7 @@ def _print_summary(dataset: RobotDataset, first: RobotDemonstration, statistics:
     from rich.table import Table
     from rich.text import Text
 
-    from quintet.cli.plan_table import page
+    from quintet.cli.tables import page
 
     images = first.observations.images
     lengths = dataset.lengths

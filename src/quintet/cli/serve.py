@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +19,7 @@ from quintet.cli.configuration import (
     load_run_config,
 )
 from quintet.cli.messages import warn
+from quintet.cli.model_downloads import downloaded_model
 from quintet.cli.options import ServeOptions
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.errors import SIGNALLED, MachineError
@@ -49,7 +49,7 @@ def run(model: str, overrides: list[str], options: ServeOptions) -> int:
     address.check()
     from quintet.pipelines.model_lookup import find_model
 
-    source = find_model(model, warn)
+    source = find_model(downloaded_model(model), warn)
     arguments = [*_overrides(source, options), *overrides]
     composed = load_run_config(source.config, arguments, unused=(*TRAINING_CODE, *EPISODE_CODE))
     check_choices(composed)
@@ -73,6 +73,7 @@ def _overrides(source: StoredModel, options: ServeOptions) -> Iterator[str]:
 
 
 def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | None, address: Address) -> int:
+    from quintet.runtime.server_process import server_interpreter
     from quintet.runtime.serving.app import ServingServer
     from quintet.runtime.serving.build import build_request_handler
     from quintet.runtime.signals import stop_on_signals
@@ -80,7 +81,7 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
     config = composed.experiment
     with stop_on_signals() as stop:
         served = build_request_handler(config, policy, name=name, context=context)
-        with _frozen_objects(), closing(served.handler), closing(ServingServer(served.handler, address)) as service:
+        with server_interpreter(), closing(served.handler), closing(ServingServer(served.handler, address)) as service:
             _print_address(served, name, config, service.url)
             while stop.number is None:
                 time.sleep(POLL_SECONDS)
@@ -88,18 +89,6 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
                     raise MachineError(f"the engine died: {type(fault).__name__}: {fault}", "restart the server")
     print(f"stopped ({stop.number.name})", file=sys.stderr)
     return SIGNALLED + stop.number
-
-
-@contextmanager
-def _frozen_objects() -> Iterator[None]:
-    """Exclude all present objects from garbage collection, which stops all threads for 0.2 s with those of torch and
-    transformers. They are included again at the end, since triton reports what a process that exits has not freed."""
-    gc.collect()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()
 
 
 def _print_address(served: ServedModel, name: str, config: Experiment, url: str) -> None:

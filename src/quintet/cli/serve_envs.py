@@ -33,6 +33,7 @@ def run(envs: Sequence[str], options: ServeEnvsOptions) -> int:
     from quintet.runtime.env_service.app import EnvServiceServer, ServiceSettings
     from quintet.runtime.env_service.served_envs import ServedEnvs
     from quintet.runtime.env_service.sessions import SessionLimits
+    from quintet.runtime.server_process import server_interpreter
     from quintet.runtime.signals import stop_on_signals
 
     settings = ServiceSettings(
@@ -45,7 +46,11 @@ def run(envs: Sequence[str], options: ServeEnvsOptions) -> int:
             options.max_sessions, options.max_envs, options.session_timeout, int(options.max_response * (1 << 20))
         ),
     )
-    with stop_on_signals() as stop, closing(EnvServiceServer(ServedEnvs(envs), settings)) as server:
+    with (
+        stop_on_signals() as stop,
+        closing(EnvServiceServer(ServedEnvs(envs), settings)) as server,
+        server_interpreter(),
+    ):
         print(f"{', '.join(envs)} on {server.url}", flush=True)
         print(f"{settings.num_workers} worker processes; documentation: {server.url}/docs", file=sys.stderr)
         while stop.number is None:

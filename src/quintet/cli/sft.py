@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 
-from quintet.cli.choices import check_choices
+from quintet.cli.choices import check_choices, missing_model
 from quintet.cli.configuration import load_config, print_key_states
+from quintet.cli.model_downloads import with_downloaded_models
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.result_warnings import warn_about_results
 from quintet.cli.transformers_setup import silence_transformers
 from quintet.config.checks.models import check_models
 from quintet.config.composed import ComposedConfig
 from quintet.config.plan.placement import check_placement
+from quintet.config.problems import raise_problems
 from quintet.config.torchrun import current_rank
 from quintet.errors import ConfigError
 
@@ -30,6 +32,7 @@ def run_composed(composed: ComposedConfig) -> int:
     check_choices(composed)
     check_placement(composed)
     warn_about_results(composed)
+    composed = with_downloaded_models(composed)
     from quintet.tracking.run_directory import RunDirectory
 
     if current_rank().rank == 0:
@@ -57,7 +60,8 @@ def check_sft(composed: ComposedConfig) -> None:
         hint = "set data.train_files=[FILE.parquet], or sft.episodes={} for expert demonstrations"
         raise ConfigError("there is no training data", key="data.train_files", hint=composed.hint_for_user(hint))
     lora = config.sft.lora
-    for key, path in {"sft.path": config.sft.path, "sft.lora.path": lora.path if lora else None}.items():
-        if path is not None and not os.path.isdir(path):
-            message = f"{composed.describe(key)}: no such directory"
-            raise ConfigError(message, key=key, value=path, hint="set it to a directory on this machine")
+    raise_problems(missing_model(composed, "sft.path", config.sft.path))
+    if lora is not None and lora.path is not None and not os.path.isdir(lora.path):
+        key = "sft.lora.path"
+        message = f"{composed.describe(key)}: no such directory"
+        raise ConfigError(message, key=key, value=lora.path, hint="set it to a directory on this machine")

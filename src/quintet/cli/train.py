@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from quintet.cli.choices import check_action_policy, check_choices
 from quintet.cli.configuration import load_config, print_key_states
+from quintet.cli.model_downloads import with_downloaded_models
 from quintet.cli.ranks import run_on_all_ranks
 from quintet.cli.result_warnings import warn_about_results
 from quintet.cli.row_checks import check_graded_rows
@@ -32,6 +33,7 @@ def run(config: str | None, overrides: list[str], dialect: str | None, unknown_k
     check_images(composed)
     check_action_policy(composed)
     warn_about_results(composed)
+    composed = with_downloaded_models(composed)
     if current_rank().rank == 0:
         check_graded_rows(composed)
     from quintet.tracking.run_directory import RunDirectory

@@ -13,6 +13,7 @@ from quintet.config.composed import ComposedConfig, Setting
 from quintet.config.deprecation import current_key, refuse_both_names, upgrade, upgrade_override
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten, get_value, has_key, sections_around, set_value
+from quintet.config.model_locations.published_models import published_models
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batch_arithmetic import compute_batch_arithmetic
 from quintet.config.plan.suitable_defaults import with_suitable_defaults
@@ -42,6 +43,7 @@ def load_experiment(
     for override, source in _choices_first(overrides, override_sources):
         notes += _apply(override, source, tree, sources)
     settings = tuple(_settings(tree, sources))
+    _name_published_preset(tree, sources)
     _drop_default_preset(tree, sources)
     try:
         experiment = Experiment.model_validate(tree)
@@ -83,6 +85,15 @@ def _is_set_in_tree(tree: Mapping[str, Any], key: str) -> bool:
     return has_key(tree, key) or any(
         has_key(tree, section) and not isinstance(get_value(tree, section), Mapping) for section in sections_around(key)
     )
+
+
+def _name_published_preset(tree: dict[str, Any], sources: dict[str, str]) -> None:
+    """Move `policy.preset` to `policy.path` if it is a published model: that has weights, as a directory has."""
+    preset = get_value(tree, "policy.preset")
+    if isinstance(preset, str) and preset in published_models() and get_value(tree, "policy.path") is None:
+        set_value(tree, "policy.path", preset)
+        set_value(tree, "policy.preset", None)
+        sources["policy.path"] = source_of("policy.preset", sources)
 
 
 def _drop_default_preset(tree: dict[str, Any], sources: dict[str, str]) -> None:

@@ -8,6 +8,9 @@ from quintet.config.dotted import is_inside, sections_around
 from quintet.config.schema import format_value
 from quintet.errors import ConfigError
 
+MAX_PROBLEMS = 100
+"""Maximum number of problems in a message. The suggestion for each takes milliseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class ConfigProblem:
@@ -44,12 +47,17 @@ def setting_problem(key: str, value: object, source: str, problem: str, hint: st
 
 
 def raise_problems(problems: Iterable[ConfigProblem]) -> None:
-    """Raise all problems in one message, if there are any.
+    """Raise all problems in one message, if there are any; of more than `MAX_PROBLEMS`, the first.
 
     Raises:
         ConfigError: key, value and source are those of the first problem.
     """
-    by_text = {str(problem): problem for problem in problems}
+    by_text: dict[str, ConfigProblem] = {}
+    for problem in problems:
+        if len(by_text) == MAX_PROBLEMS:
+            by_text["there are further problems: correct these first"] = problem
+            break
+        by_text[str(problem)] = problem
     if by_text:
         first = next(iter(by_text.values()))
         raise ConfigError("\n".join(by_text), key=first.key, value=first.value, source=first.source)

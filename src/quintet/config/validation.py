@@ -1,12 +1,13 @@
 """Validation errors of pydantic as problems with the user's keys, each with a suggestion."""
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
+from quintet.config.dialects.typos import closest_keys, is_misspelt, is_typo
 from quintet.config.dotted import get_value
 from quintet.config.native.section import CONFLICT
 from quintet.config.problems import ConfigProblem, describe_setting, setting_problem, source_of
@@ -38,7 +39,7 @@ def describe_problems(
         if details["type"] == "extra_forbidden":
             value, source = details["input"], source_of(key, sources)
             message = f"unknown key {describe_setting(key, value, source)}"
-            yield ConfigProblem(key, value, source, message, _suggestion(key, tree, synonyms))
+            yield ConfigProblem(key, value, source, message, _suggestion(key, value, tree, synonyms))
         elif details["type"].startswith("union_tag"):
             yield _unknown_choice(f"{key}.name", tree, sources)
         elif details["type"] in (CONFLICT, "value_error"):
@@ -50,25 +51,33 @@ def describe_problems(
 def suggest_keys(name: str, valid: list[Key], synonyms: Synonyms) -> list[str]:
     """Return the valid keys that an unknown key may stand for.
 
-    In this order: a synonym of another framework in the same section, a similar key of the section, a key with all
-    words of the name (`data.validation_rows` for `validation.rows`), the same last part in another section, a synonym
-    in any section, a similar last part in any section. Of equal ones, keys of outer sections come first.
+    In this order: a synonym of another framework in the same section, a key of which the name is a slip of the hand, a
+    similar key of the section, a key with all words of the name (`data.validation_rows` for `validation.rows`), the
+    same last part in another section, a synonym in any section, a similar last part in any section. Of equal ones, keys
+    of outer sections come first.
     """
     section, _, last = name.rpartition(".")
-    names = {key.name for key in valid}
-    if matches := synonyms(name, names):
+    names = dict.fromkeys(key.name for key in valid)
+    if matches := synonyms(name, names) or _meant_key(name, names):
         return matches
-    siblings = [key.name.rpartition(".")[2] for key in valid if key.name.rpartition(".")[0] == section]
-    if close := nearest(last, siblings):
+    last_parts = [key.name.rpartition(".")[2] for key in valid]
+    siblings = [part for key, part in zip(valid, last_parts, strict=True) if key.name.rpartition(".")[0] == section]
+    if (close := nearest(last, siblings)) and (last not in last_parts or is_misspelt(last, close)):
         return [f"{section}.{close}" if section else close]
     if matches := _with_all_words(name, names):
         return matches
-    last_parts = [key.name.rpartition(".")[2] for key in valid]
     if last not in last_parts and (matches := synonyms(name, names, anywhere=True)):
         return matches
     similar = last if last in last_parts else nearest(last, last_parts)
     candidates = {key.name for key, part in zip(valid, last_parts, strict=True) if part == similar}
     return sorted(candidates, key=lambda name: (name.count("."), name))[:3]
+
+
+def _meant_key(name: str, names: Iterable[str]) -> list[str]:
+    """Return the key of which a name is a slip of the hand; none if it lacks a section that several keys have."""
+    slips = [other for other in closest_keys(name, names, limit=2) if is_typo(name, other, in_known_section=False)]
+    is_unique = len(slips) == 1 or (bool(slips) and is_misspelt(name, slips[0]))
+    return slips[:1] if is_unique else []
 
 
 def _with_all_words(name: str, names: Collection[str]) -> list[str]:
@@ -85,7 +94,7 @@ def _words(name: str) -> frozenset[str]:
 
 def _key(location: tuple[int | str, ...]) -> str:
     choices = {key.name for key in keys() if key.is_choice}
-    leaves = {key.name for key in keys() if not key.is_section}
+    leaves = {key.name for key in keys() if not key.is_section} - {key.name for key in keys() if key.is_section}
     dotted, tag_follows = "", False
     for part in location:
         if not tag_follows:
@@ -96,7 +105,7 @@ def _key(location: tuple[int | str, ...]) -> str:
     return dotted
 
 
-def _suggestion(key: str, tree: Mapping[str, Any], synonyms: Synonyms) -> str:
+def _suggestion(key: str, value: object, tree: Mapping[str, Any], synonyms: Synonyms) -> str:
     section, _, last = key.rpartition(".")
     valid = valid_keys(tree)
     if any(other.name == key for other in valid):
@@ -105,10 +114,20 @@ def _suggestion(key: str, tree: Mapping[str, Any], synonyms: Synonyms) -> str:
     if choices:
         choice, names = choices[0][0], " or ".join(name.replace(OR, " or ") for _, name in choices)
         return f"it belongs to {choice}={names}, and {choice} is {chosen_name(tree, choice.removesuffix('.name'))}"
-    if suggestions := suggest_keys(key, valid, synonyms):
+    if suggestions := _meant_section(key, value, valid) or suggest_keys(key, valid, synonyms):
         return f"did you mean {' or '.join(suggestions)}?"
     siblings = [other.name.rpartition(".")[2] for other in valid if other.name.rpartition(".")[0] == section]
     return f"valid keys: {', '.join(siblings)}"
+
+
+def _meant_section(key: str, value: object, valid: Sequence[Key]) -> list[str]:
+    """Return the section that is meant by an unknown one, as the first key in it tells."""
+    inside = ""
+    while isinstance(value, Mapping) and value:
+        name, value = next(iter(value.items()))
+        inside += f".{name}"
+    meant = _meant_key(key + inside, dict.fromkeys(each.name for each in valid)) if inside else []
+    return [name.removesuffix(inside) for name in meant]
 
 
 def _unknown_choice(key: str, tree: Mapping[str, Any], sources: Mapping[str, str]) -> ConfigProblem:

@@ -296,6 +296,12 @@ class TokenizedConversations:
         """Return the number of rows that are not dropped."""
         return len(self.included_rows)
 
+    def prepare(self, rows: Sequence[int]) -> None:
+        """Do nothing: all rows are encoded."""
+
+    def close(self) -> None:
+        """Do nothing: there are no workers."""
+
     def batch(self, rows: Sequence[int]) -> Batch:
         """Return the sequences of rows as a batch in which each row is a trajectory."""
         sequences_by_row = [range(self._sequences[row], self._sequences[row + 1]) for row in rows]

@@ -20,7 +20,7 @@ DATASET_STATE = "state.json"
 
 
 def cache_directory(configured: str | None) -> Path:
-    """Return `data.cache_dir`, else `$XDG_CACHE_HOME/quintet`, else `~/.cache/quintet`, without creating it."""
+    """Return `data.cache_dir`, else the user's cache, without creating it."""
     if configured is not None:
         return Path(configured).expanduser()
     return user_cache_directory()

@@ -67,6 +67,11 @@ class PromptDataset:
         )
         return cls(train, validation, config.training.groups_per_step)
 
+    @property
+    def num_held_out(self) -> int:
+        """Number of prompts of a validation."""
+        return len(self._validation)
+
     def __getitem__(self, number: int) -> PromptRow:
         return self._validation[number - len(self.train)] if number >= len(self.train) else self.train[number]
 

@@ -16,7 +16,7 @@ from quintet.data.prompt_format import ToolSchema
 from quintet.data.prompt_source import PromptRows, PromptSettings, SplitName
 from quintet.data.prompt_workers import PromptWorkers
 from quintet.data.row_images import PromptImages
-from quintet.data.row_order import RowOrder, RowSampler, sample_rows
+from quintet.data.row_order import RowOrder, RowSampler, held_out_numbers, sample_rows
 from quintet.errors import ConfigError
 from quintet.records import ImageInput, PromptRow
 
@@ -98,7 +98,8 @@ class PromptSplit:
             )
         max_rows = config.train_rows if split == "train" else None
         numbers = rows_within_limit[sample_rows(len(rows_within_limit), max_rows, seed)]
-        numbers = numbers[: config.validation_rows] if split == "validation" else numbers
+        if split == "validation":
+            numbers = numbers[held_out_numbers(len(numbers), config, seed)]
         split_rows = cls(source, numbers, config, seed, create_workers, images)
         split_rows.num_filtered = len(source) - len(rows_within_limit)
         return split_rows

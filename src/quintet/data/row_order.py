@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from quintet.config.native.data import DEFAULT_VALIDATION_ROWS, DataConfig
 from quintet.errors import ConfigError
 
 ROUND_SIZE: Final = 1_000
@@ -122,6 +123,14 @@ def sample_rows(rows: int, num_rows: int | None, seed: int) -> np.ndarray:
         return np.arange(rows)
     # four numbers: the stream differs from the streams of `RowOrder`, seeded by three
     return np.sort(np.random.default_rng((seed, rows, 0, 1)).permutation(rows)[:num_rows])
+
+
+def held_out_numbers(rows: int, data: DataConfig, seed: int) -> np.ndarray:
+    """Return the numbers of the held-out rows among `rows`, int64: the first `data.validation_rows`, or all; without
+    validation files, a sample of the training rows."""
+    if data.validates_on_training_rows and data.validation_rows is None:
+        return sample_rows(rows, DEFAULT_VALIDATION_ROWS, seed)
+    return np.arange(rows)[: data.validation_rows]
 
 
 class RowSampler:

@@ -1,7 +1,8 @@
 """Random access to the rows of Parquet, Arrow, JSON, JSON Lines and CSV files of any size.
 
 Of text files, only the offset of each row is in memory, eight bytes per row. Single rows of Parquet files cannot be
-read; large files are converted once to an Arrow file in the cache, which is memory-mapped.
+read: a table that is large when it is decoded is converted once to an Arrow file in the cache, of small compressed
+batches, each of which is read when one of its rows is. So memory does not depend on the number of rows or on encodings.
 """
 
 from __future__ import annotations
@@ -11,14 +12,17 @@ import hashlib
 import io
 import json
 import os
+import time
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import suppress
+from functools import lru_cache, partial
 from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from quintet.arrow_values import checked
 from quintet.config.native.data import DataConfig
 from quintet.data.chat_messages import ColumnarRow
 from quintet.data.data_files import cache_directory, resolve_files, write_atomically
@@ -29,9 +33,20 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 MAX_EAGER_BYTES = 256 << 20
-"""Largest Parquet table that is read into memory, and largest text file whose rows are all parsed when it is opened."""
-REWRITE_BATCH_ROWS = 1024
-"""Rows per batch of a converted Arrow file."""
+"""Largest text file whose rows are all parsed when it is opened."""
+MAX_DECODED_BYTES = 32 << 20
+"""Largest Parquet table that is held in memory, decoded. Encoded sizes say nothing about memory: a repeated value is
+stored once."""
+BATCH_ROWS = 1024
+"""Maximum rows per batch of a Parquet file's copy."""
+BATCH_BYTES = 256 << 10
+"""Size of such a batch, decoded: what is decompressed to read one row."""
+READ_BYTES = 1 << 20
+"""Bytes of a column of a Parquet file that are read at once."""
+CACHED_BATCHES = 8
+"""Batches of a copy that are kept after a row of them was read: rows are often read in order."""
+MAX_CACHE_BYTES = 64 << 30
+"""Size of all copies in the cache, above which those that were not used for longest are removed."""
 
 Row = dict[str, Any]
 
@@ -129,38 +144,81 @@ def _open_csv(path: Path, key: str, _cache: Path) -> Table:
     return _TextTable(path, key, offsets, parse)
 
 
+_READ_ERRORS = (ValueError, OSError, OverflowError, NotImplementedError)
+"""Errors of Arrow in a damaged file, and of Python for dates that it does not have."""
+
+
 class _ArrowTable:
     """Rows of Arrow record batches, in memory or memory-mapped."""
 
-    def __init__(self, path: Path, batches: Callable[[int], pa.RecordBatch], sizes: Sequence[int]) -> None:
+    def __init__(self, path: Path, key: str, batches: Callable[[int], pa.RecordBatch], sizes: Sequence[int]) -> None:
         self.path = path
+        self._key = key
         self._batch = batches
         self._ends = list(accumulate(sizes))
+        self._checked: set[int] = set()
+        """Batches whose values may be read. Checking all when the file is opened would read all of a large one."""
 
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, number: int) -> Row:
         index, offset = _locate(number, self._ends)
-        return ColumnarRow(self._batch(index).slice(offset, 1).to_pylist()[0])
+        try:
+            batch = self._batch(index)
+            if index not in self._checked:
+                checked(batch)
+                self._checked.add(index)
+            return ColumnarRow(batch.slice(offset, 1).to_pylist()[0])
+        except _READ_ERRORS as error:
+            raise _unreadable(self.path, self._key, "Arrow or Parquet", error) from error
 
 
 def _open_parquet(path: Path, key: str, cache: Path) -> Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    directory, fingerprint = cache / "tables", file_fingerprint(path)
     try:
-        with pq.ParquetFile(path) as file:
-            group_sizes = [file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)]
-            if sum(group_sizes) <= MAX_EAGER_BYTES:
-                batches = file.read().to_batches()
-                return _ArrowTable(path, batches.__getitem__, [batch.num_rows for batch in batches])
-            arrow_path = cache / "tables" / f"{_cache_key(path)}.arrow"
-            if not arrow_path.is_file():
-                write_atomically(arrow_path, partial(_write_arrow, file))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        with pq.ParquetFile(path, buffer_size=READ_BYTES, pre_buffer=False) as file:
+            copy = next(directory.glob(f"{fingerprint}-*.arrow"), None)
+            if copy is None:
+                batches, is_small = _first_batches(file)
+                if is_small:
+                    return _ArrowTable(path, key, batches.__getitem__, [batch.num_rows for batch in batches])
+                rows = _rows_per_batch(batches)
+                del batches
+                copy = directory / f"{fingerprint}-{rows}.arrow"
+                write_atomically(copy, partial(_write_arrow, file, rows))
+                remove_unused(directory, copy)
+            rows = int(copy.stem.rpartition("-")[2])
+            sizes = [size for group in range(file.num_row_groups) for size in _batch_sizes(file, group, rows)]
+    except pa.ArrowException as error:
         raise _unreadable(path, key, "Parquet", error) from error
-    return _open_memory_mapped(path, arrow_path)
+    return _open_converted(path, key, copy, sizes)
+
+
+def _first_batches(file: Any) -> tuple[list[pa.RecordBatch], bool]:
+    """Return the batches of a Parquet file until they need more than `MAX_DECODED_BYTES`, and whether that is all."""
+    batches, num_bytes = [], 0
+    for batch in file.iter_batches(BATCH_ROWS):
+        batches.append(batch)
+        num_bytes += batch.nbytes
+        if num_bytes > MAX_DECODED_BYTES:
+            return batches, False
+    return batches, True
+
+
+def _rows_per_batch(batches: Sequence[pa.RecordBatch]) -> int:
+    """Return a power of two of rows that need about `BATCH_BYTES`."""
+    num_bytes, rows = (sum(sizes) for sizes in zip(*((batch.nbytes, batch.num_rows) for batch in batches), strict=True))
+    return min(BATCH_ROWS, 1 << max(0, int(BATCH_BYTES * rows / num_bytes).bit_length() - 1))
+
+
+def _batch_sizes(file: Any, group: int, batch_rows: int) -> Iterator[int]:
+    """Yield the number of rows of each batch of a row group."""
+    rows = file.metadata.row_group(group).num_rows
+    yield from (min(batch_rows, rows - first) for first in range(0, rows, batch_rows))
 
 
 def _unreadable(path: Path, key: str, kind: str, error: Exception) -> ConfigError:
@@ -175,30 +233,49 @@ def _open_arrow(path: Path, key: str, _cache: Path) -> Table:
     try:
         try:
             table = pa.ipc.open_stream(pa.memory_map(str(path))).read_all()
-        except pa.ArrowInvalid:
+        except pa.ArrowException:
             table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    except pa.ArrowInvalid as error:
+    except pa.ArrowException as error:
         raise _unreadable(path, key, "Arrow", error) from error
     batches = table.to_batches()
-    return _ArrowTable(path, batches.__getitem__, [batch.num_rows for batch in batches])
+    return _ArrowTable(path, key, batches.__getitem__, [batch.num_rows for batch in batches])
 
 
-def _open_memory_mapped(path: Path, arrow_path: Path) -> _ArrowTable:
+def _open_converted(path: Path, key: str, arrow_path: Path, sizes: Sequence[int]) -> _ArrowTable:
+    """Open a copy. Its batches are read, not mapped: mapped pages would count as memory of the process."""
     import pyarrow as pa
 
-    reader = pa.ipc.open_file(pa.memory_map(str(arrow_path)))
-    sizes = [reader.get_batch(number).num_rows for number in range(reader.num_record_batches)]
-    return _ArrowTable(path, reader.get_batch, sizes)
+    with suppress(OSError):  # the cache may belong to somebody else
+        os.utime(arrow_path, ns=(time.time_ns(), arrow_path.stat().st_mtime_ns))
+    reader = pa.ipc.open_file(pa.OSFile(str(arrow_path)))
+    return _ArrowTable(path, key, lru_cache(CACHED_BATCHES)(reader.get_batch), sizes)
 
 
-def _write_arrow(file: Any, output: Path) -> None:
+def _write_arrow(file: Any, batch_rows: int, output: Path) -> None:
     import pyarrow as pa
 
     # an Arrow file has one dictionary per column, but each row group may have another one
     schema = pa.schema([without_dictionary(field) for field in file.schema_arrow])
-    with pa.OSFile(str(output), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-        for batch in file.iter_batches(REWRITE_BATCH_ROWS):
-            writer.write_batch(batch.cast(schema))
+    options = pa.ipc.IpcWriteOptions(compression="lz4")
+    with pa.OSFile(str(output), "wb") as sink, pa.ipc.new_file(sink, schema, options=options) as writer:
+        for group in range(file.num_row_groups):
+            batches = file.iter_batches(batch_rows, row_groups=[group])
+            for batch, rows in zip(batches, _batch_sizes(file, group, batch_rows), strict=True):
+                if batch.num_rows != rows:
+                    raise pa.ArrowInvalid(f"row group {group} has a batch of {batch.num_rows} rows, not {rows}")
+                writer.write_batch(checked(batch).cast(schema))
+
+
+def remove_unused(directory: Path, used: Path, limit: int | None = None) -> None:
+    """Remove the copies that were not used for longest until all together have at most `limit` bytes, by default
+    `MAX_CACHE_BYTES`; `used` stays. A process that has opened one of them keeps reading it."""
+    limit = MAX_CACHE_BYTES if limit is None else limit
+    files = [(file.stat(), file) for file in directory.glob("*.arrow")]
+    total = sum(status.st_size for status, _ in files)
+    for status, file in sorted(files, key=lambda entry: entry[0].st_atime_ns):
+        if total > limit and file != used:
+            file.unlink(missing_ok=True)
+            total -= status.st_size
 
 
 def without_dictionary(field: pa.Field) -> pa.Field:
@@ -208,7 +285,7 @@ def without_dictionary(field: pa.Field) -> pa.Field:
     return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
 
 
-def _cache_key(path: Path) -> str:
+def file_fingerprint(path: Path) -> str:
     """Return a key that changes with the file."""
     resolved, status = path.resolve(), path.stat()
     return hashlib.sha256(f"{resolved}/{status.st_size}/{status.st_mtime_ns}".encode()).hexdigest()[:32]

@@ -15,7 +15,7 @@ from quintet.diagnosis.rule_specs import Limits, rule_specs
 from quintet.diagnosis.run_data import RunData
 from quintet.diagnosis.suggestions import read_config
 from quintet.errors import MachineError
-from quintet.tracking.loggers import read_metrics
+from quintet.tracking.metric_columns import MetricColumns, read_columns
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.run_status import RunStatus, is_run_directory, read_status
 
@@ -66,22 +66,29 @@ STATE_RULES: tuple[StateRule, ...] = (state_rules.run_ended_early, state_rules.r
 
 def diagnose_metrics(rows: Sequence[Mapping[str, Any]]) -> list[Finding]:
     """Return the findings in the rows of a run's `metrics.jsonl`, critical ones first."""
-    return _sorted(_of_metrics(RunData(rows)))
+    return _sorted(_of_metrics(RunData(MetricColumns.from_lines(rows))))
 
 
-def read_coverage(directory: Path) -> Coverage:
-    """Return which rules can judge a run, of its fine-tuning and warm start as well.
+def read_run(directory: Path) -> list[RunData]:
+    """Return the data of a run, of its warm start and of its fine-tuning, each with its metrics."""
+    paths = RunDirectory(directory)
+    composed = read_config(paths.config)
+    files = (paths.metrics, paths.warm_start, directory / "sft" / paths.metrics.name)
+    return [RunData(read_columns(path), composed, directory) for path in files]
+
+
+def read_coverage(directory: Path, stages: Sequence[RunData] | None = None) -> Coverage:
+    """Return which rules can judge a run, of its fine-tuning and warm start as well. `stages` are its data, if they are
+    read already.
 
     Raises:
         MachineError: its metrics cannot be read.
     """
-    paths = RunDirectory(directory)
-    files = (paths.metrics, paths.warm_start, directory / "sft" / paths.metrics.name)
-    runs = [RunData(read_metrics(path)) for path in files]
+    runs = read_run(directory) if stages is None else stages
     # those of the first stages only if nothing came after them
     steps = next((max(run.last_steps) for run in runs if run.last_steps), 0)
     judged, waiting = [], []
-    for rule in METRIC_RULES if any(run.rows for run in runs) else ():
+    for rule in METRIC_RULES if any(len(run.metrics) for run in runs) else ():
         spec = rule_specs()[rule_name(rule)]
         values = max((len(series) for run in runs for series in run.matching(*spec.metrics)), default=0)
         if not spec.metrics or values >= spec.min_values:
@@ -91,22 +98,20 @@ def read_coverage(directory: Path) -> Coverage:
     return Coverage(steps, judged, sorted(waiting, key=lambda each: (each.needed, each.unit)))
 
 
-def diagnose_run(directory: Path) -> list[Finding]:
-    """Return the findings in a run, critical ones first; their suggestions are changes of its configuration.
+def diagnose_run(directory: Path, stages: Sequence[RunData] | None = None) -> list[Finding]:
+    """Return the findings in a run, critical ones first; their suggestions are changes of its configuration. `stages`
+    are its data, if they are read already.
 
     Raises:
         MachineError: the directory is no run, or a file in it cannot be read.
     """
     if not is_run_directory(directory):
         raise MachineError(f"{directory} is no run directory", hint="`quintet status` lists the runs below runs/")
-    paths = RunDirectory(directory)
-    composed = read_config(paths.config)
-    run = RunData(read_metrics(paths.metrics), composed, directory)
+    run, *others = read_run(directory) if stages is None else stages
     status, limits = read_status(directory), _limits
     findings = [finding for rule in STATE_RULES for finding in rule(run, status, limits(rule))]
-    findings += _of_metrics(run)
-    for path in (paths.warm_start, directory / "sft" / paths.metrics.name):
-        findings += _of_metrics(RunData(read_metrics(path), composed, directory))
+    for stage in (run, *others):
+        findings += _of_metrics(stage)
     for episode_rule in EPISODE_RULES:
         # validation shows the same as training
         of_files = (finding for file in run.files for finding in episode_rule(run, file, limits(episode_rule)))
@@ -124,7 +129,7 @@ def _limits(rule: Callable[..., object]) -> Limits:
 
 
 def _of_metrics(run: RunData) -> list[Finding]:
-    return [finding for rule in METRIC_RULES for finding in rule(run, _limits(rule))] if run.rows else []
+    return [finding for rule in METRIC_RULES for finding in rule(run, _limits(rule))] if len(run.metrics) else []
 
 
 def _sorted(findings: Iterable[Finding]) -> list[Finding]:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from statistics import median
 
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import Limits
 from quintet.diagnosis.run_data import RunData
-from quintet.diagnosis.series import Block, Series, percent, text
+from quintet.diagnosis.series import Block, Series, median, percent, text
 
 ENTROPY = "actor/entropy"
 NEIGHBOURS = 20

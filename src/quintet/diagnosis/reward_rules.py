@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from statistics import median
 
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.policy_rules import span
 from quintet.diagnosis.rule_specs import Limits, rule_specs
 from quintet.diagnosis.run_data import RunData
-from quintet.diagnosis.series import CERTAINTY, MEDIAN_ERROR, Block, Series, percent, text
+from quintet.diagnosis.series import CERTAINTY, MEDIAN_ERROR, Block, Series, median, percent, text
 
 SIGNAL = "training/groups_with_signal"
 VALIDATION = ("val/{env}/success_rate", "val/{env}/reward", "val-core/{source*}/{part}/{statistic*}")

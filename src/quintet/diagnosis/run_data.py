@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from quintet.config.composed import ComposedConfig
 from quintet.diagnosis.episode_files import EpisodeFile, latest_files
 from quintet.diagnosis.findings import Finding, Severity
 from quintet.diagnosis.rule_specs import rule_specs
-from quintet.diagnosis.series import Series, is_number
+from quintet.diagnosis.series import Series
 from quintet.diagnosis.suggestions import suggest
+from quintet.tracking.metric_columns import MetricColumns
 from quintet.tracking.metrics import Side, describe
 
-Row = Mapping[str, Any]
 SUCCESS = ("trajectory/success_rate", "env/success_once")
 SCORES = ("critic/score/mean", "env/return")
 """Reward of the training episodes: of language models, of robots."""
@@ -26,9 +25,9 @@ class RunData:
     """Metrics of a run and, if they are given, its configuration and directory."""
 
     def __init__(
-        self, rows: Sequence[Row], composed: ComposedConfig | None = None, directory: Path | None = None
+        self, metrics: MetricColumns, composed: ComposedConfig | None = None, directory: Path | None = None
     ) -> None:
-        self.rows = [row for row in rows if isinstance(row.get("step"), int)]
+        self.metrics = metrics
         self.composed = composed
         self.directory = directory
         self._series: dict[str, Series] = {}
@@ -36,7 +35,7 @@ class RunData:
     @cached_property
     def names(self) -> list[str]:
         """Names of the logged metrics, sorted."""
-        return sorted({name for row in self.rows for name in row} - {"step", "time_seconds"})
+        return self.metrics.names
 
     @cached_property
     def files(self) -> list[EpisodeFile]:
@@ -50,14 +49,12 @@ class RunData:
     @property
     def last_steps(self) -> list[int]:
         """The last step; an empty list if there is none."""
-        return [row["step"] for row in self.rows[-1:]]
+        return list(self.metrics.steps[-1:])
 
     def series(self, name: str) -> Series:
         """Return the values of a metric; steps without a finite value are left out."""
         if name not in self._series:
-            points = [(row["step"], row[name]) for row in self.rows if name in row and is_number(row[name])]
-            steps, values = zip(*points, strict=True) if points else ((), ())
-            self._series[name] = Series(name, steps, values)
+            self._series[name] = Series(name, *self.metrics.points(name))
         return self._series[name]
 
     def matching(self, *definitions: str) -> Iterator[Series]:

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from statistics import median
-from typing import Any
+
+import numpy as np
 
 BLOCK = 5
 """Steps whose median stands for them."""
@@ -82,13 +82,16 @@ class Series:
 
     def since(self, step: int) -> Series:
         """Return the values from a step on."""
-        first = next((number for number, step_number in enumerate(self.steps) if step_number >= step), len(self))
+        later = np.flatnonzero(np.asarray(self.steps) >= step)
+        first = int(later[0]) if len(later) else len(self)
         return Series(self.name, self.steps[first:], self.values[first:])
 
     def blocks(self, size: int = BLOCK) -> list[Block]:
         """Return the medians of consecutive values; the last block ends with the last value."""
         starts = range(len(self) % size, len(self) - size + 1, size)
-        return [Block(self.steps[n], self.steps[n + size - 1], median(self.values[n : n + size])) for n in starts]
+        medians = np.median(np.asarray(self.values[len(self) % size :], np.float64).reshape(-1, size), axis=1).tolist()
+        ends = zip(starts, medians, strict=True)
+        return [Block(self.steps[first], self.steps[first + size - 1], middle) for first, middle in ends]
 
     def above(self, limit: float) -> list[Block]:
         """Return the blocks at the end whose medians are all above a limit; empty if the last median is not."""
@@ -104,18 +107,19 @@ class Series:
 
 def _noise(values: Sequence[float]) -> float:
     """Return the standard deviation of values around a smooth curve, from second differences."""
-    bends = [abs(a - 2 * b + c) for a, b, c in zip(values, values[1:], values[2:], strict=False)]
-    return DEVIATION * median(bends) / math.sqrt(6) if bends else 0.0
+    numbers = np.asarray(values, np.float64)
+    bends = np.abs(numbers[:-2] - 2 * numbers[1:-1] + numbers[2:])
+    return DEVIATION * median(bends) / math.sqrt(6) if len(bends) else 0.0
 
 
 def _rounding(series: Series) -> float:
     """Return the difference that rounding may cause."""
-    return 1e-9 * max(1e-12, *(abs(value) for value in series.values))
+    return 1e-9 * max(1e-12, float(np.abs(np.asarray(series.values, np.float64)).max()))
 
 
-def is_number(value: Any) -> bool:
-    """Return whether a value of a metric is a finite number."""
-    return isinstance(value, int | float) and math.isfinite(value)
+def median(values: Sequence[float] | np.ndarray) -> float:
+    """Return the median of at least one value."""
+    return float(np.median(np.asarray(values, np.float64)))
 
 
 def text(value: float) -> str:

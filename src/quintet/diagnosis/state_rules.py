@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from statistics import median
 
 from quintet import hardware
 from quintet.contained_files import open_contained
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.rule_specs import Limits
 from quintet.diagnosis.run_data import RunData
-from quintet.diagnosis.series import percent, text
+from quintet.diagnosis.series import median, percent, text
 from quintet.diagnosis.system_rules import MEMORY, STEP
 from quintet.errors import MachineError
 from quintet.tracking.progress import duration

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
-from statistics import median
-from typing import Any
 
 from quintet.diagnosis.findings import Finding
 from quintet.diagnosis.policy_rules import span
 from quintet.diagnosis.rule_specs import Limits
 from quintet.diagnosis.run_data import RunData
-from quintet.diagnosis.series import Series, percent, text
+from quintet.diagnosis.series import Series, median, percent, text
 from quintet.tracking.timing_tree import PREFIX
 
 STEP = "timing_s/step"
@@ -27,12 +24,7 @@ SHOWN = 4
 
 def non_finite(run: RunData, limits: Limits) -> Iterator[Finding]:
     """Report all metrics with such values at once; a loss or gradient first."""
-    steps: dict[str, list[int]] = {}
-    for row in run.rows:
-        if any(map(_is_not_finite, row.values())):
-            for name, value in row.items():
-                if _is_not_finite(value):
-                    steps.setdefault(name, []).append(int(row["step"]))
+    steps = {name: null_steps for name in run.names if (null_steps := run.metrics.null_steps(name))}
     if not steps:
         return
     names = sorted(steps, key=lambda name: (not name.startswith(LEARNERS), steps[name][0], name))
@@ -45,10 +37,6 @@ def non_finite(run: RunData, limits: Limits) -> Iterator[Finding]:
         steps=(steps[names[0]][0], steps[names[0]][-1]),
         critical=names[0].startswith(LEARNERS),
     )
-
-
-def _is_not_finite(value: Any) -> bool:
-    return value is None or (isinstance(value, float) and not math.isfinite(value))
 
 
 def slow_phase(run: RunData, limits: Limits) -> Iterator[Finding]:

@@ -84,7 +84,8 @@ class Blackjack(Env):
     def render(self) -> np.ndarray:
         image = Image.new("RGB", (self._config.rendered_size[1], self._config.rendered_size[0]), TABLE)
         draw = ImageDraw.Draw(image)
-        for name, cards, y in (("Dealer", self._shown_dealer(), 5), ("Player", self._player, 130)):
+        dealer = [*self._dealer] if self._ended else [self._dealer[0], None]
+        for name, cards, y in (("Dealer", dealer, 5), ("Player", self._player, 130)):
             draw.text((5, y), name, fill=WHITE, font=_font(16))
             spacing = min(CARD[0] + 4, (image.width - 10 - CARD[0]) // max(1, len(cards) - 1))
             for index, card in enumerate(cards):
@@ -115,9 +116,6 @@ class Blackjack(Env):
         if self._config.sab:
             return 1.0 if is_natural(self._player) and not is_natural(self._dealer) else reward
         return 1.5 if self._config.natural and is_natural(self._player) and reward == 1.0 else reward
-
-    def _shown_dealer(self) -> list[Card | None]:
-        return [*self._dealer] if self._ended else [self._dealer[0], None]
 
     def _observation(self) -> Observation:
         if self._config.render == "vision":

@@ -18,7 +18,7 @@ from quintet.envs.validation import (
     validate_actions,
     validate_instruction,
 )
-from quintet.envs.vector_env import ActionsExecuted, EpisodeFailed, EpisodeStarted, failure_from_message
+from quintet.envs.vector_env import ActionsExecuted, EpisodeStarted, failure_from_message
 from quintet.records import Failure, Step
 from quintet.sandbox.json_lines import LineBuffer, LineTooLongError, decode, encode
 from quintet.sandbox.worker_processes import WorkerProcess
@@ -163,7 +163,3 @@ class EnvProcess(WorkerProcess):
         problems = {STARTING: "not ready", RESETTING: "no first observation", STEPPING: "no step"}
         problem = problems.get(self._state, "not closed")
         return Failure(self.where, "Timeout", f"{problem} after {self.time_limit:g} s: its process was killed")
-
-    def episode_failed(self, failure: Failure) -> EpisodeFailed | None:
-        """Return the failure of the current episode, if there is one."""
-        return None if self.episode is None else EpisodeFailed(self.episode, failure)

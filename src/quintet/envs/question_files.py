@@ -10,6 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+from quintet.arrow_values import checked
 from quintet.envs.start_states import Split, layout_split, split_of
 from quintet.errors import ConfigError
 
@@ -79,7 +80,7 @@ def _read(path: str, columns: tuple[str, ...]) -> Iterator[Row]:
             yield from _read_parquet(file, columns) if file.suffix == ".parquet" else _read_json(file, columns)
         except KeyError as error:
             raise _error(path, f"{file} has rows without the column {error.args[0]}") from error
-        except (OSError, TypeError, ValueError) as error:
+        except (OSError, TypeError, ValueError, OverflowError, NotImplementedError) as error:
             raise _error(path, f"cannot read {file}: {str(error).splitlines()[0]}") from error
 
 
@@ -91,7 +92,7 @@ def _read_parquet(file: Path, columns: tuple[str, ...]) -> Iterator[Row]:
             if column not in parquet.schema_arrow.names:
                 raise KeyError(column)
         for batch in parquet.iter_batches(columns=list(columns)):
-            yield from (tuple(row[column] for column in columns) for row in batch.to_pylist())
+            yield from (tuple(row[column] for column in columns) for row in checked(batch).to_pylist())
 
 
 def _read_json(file: Path, columns: tuple[str, ...]) -> Iterator[Row]:

@@ -180,16 +180,17 @@ class SubprocessVectorEnv:
     def _fail(self, process: EnvProcess, failure: Failure) -> None:
         """Kill a failed process and record the failure of its episode."""
         self._processes.kill(process)
-        failed = process.episode_failed(failure)
-        if failed is None:
+        episode = process.episode
+        if episode is None:
             self._start_failure = self._start_failure or (None if process.ready else failure)
-        elif failed.episode in self._pending:
-            self._pending.discard(failed.episode)
-            self._events.append(failed)
+            return
+        self._process_by_episode.pop(episode, None)
+        if episode in self._pending:
+            self._pending.discard(episode)
+            self._events.append(EpisodeFailed(episode, failure))
         else:
             # the policy is generating: report the failure at the next step
-            self._failures[failed.episode] = failure
-        self._process_by_episode.pop(-1 if process.episode is None else process.episode, None)
+            self._failures[episode] = failure
 
 
 def _env_module(config: InteractiveEnvSection) -> str:

@@ -135,7 +135,7 @@ inline float exponentials(float* scores, index_t count) {
     lanes max_score = load(scores), sum = {};
     for (index_t t = LANES; t < count; t += LANES) {
         const lanes more = load(scores + t);
-        max_score = more > max_score ? more : max_score;
+        max_score = max_lanes(max_score, more);
     }
     const lanes max_all = broadcast(max_of(max_score));
     for (index_t t = 0; t < count; t += LANES) {
@@ -350,7 +350,7 @@ void silu_mul(index_t rows, index_t width, const T* gate_up, T* out) {
         }
         for (; i < width; ++i) {
             const float g = to_float(x[i]);
-            from_float(rounded<T>(g / (exponential(broadcast(-g))[0] + 1.0f)) * to_float(up[i]), y[i]);
+            from_float(rounded<T>(g / (exponential(-g) + 1.0f)) * to_float(up[i]), y[i]);
         }
     }
 }
@@ -361,7 +361,7 @@ constexpr index_t BLOCK = 64;
 inline float block_probs(float* x, index_t count, float temperature, float max_score) {
     if (count < BLOCK) {
         float sum = 0;
-        for (index_t i = 0; i < count; ++i) sum += x[i] = exponential(broadcast(x[i] / temperature - max_score))[0];
+        for (index_t i = 0; i < count; ++i) sum += x[i] = exponential(x[i] / temperature - max_score);
         return sum;
     }
     lanes sum = {};
@@ -380,7 +380,7 @@ inline float maximum(const float* x, index_t count) {
     index_t i = 0;
     for (; i + LANES <= count; i += LANES) {
         const lanes more = load(x + i);
-        max_score = more > max_score ? more : max_score;
+        max_score = max_lanes(max_score, more);
     }
     float result = max_of(max_score);
     for (; i < count; ++i) result = x[i] > result ? x[i] : result;

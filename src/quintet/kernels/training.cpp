@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <vector>
 
 #include "vectors.hpp"
@@ -32,12 +33,21 @@ struct ThreadRange {
 // ---------------------------------------------------------------------------------------------------------------------
 // Small products: C [8 m, 16 n] = or += A [8 m, k] B [k, 16 n]. A has any strides; `ldc` is the row stride of C.
 
+// Sums that are kept in registers: 8 x 32 numbers fill half of AVX-512's, 4 x 16 half of AVX2's.
+#ifdef __AVX512F__
+constexpr index_t SUM_ROWS = 8;
+constexpr int SUM_LANES = 2;
+#else
+constexpr index_t SUM_ROWS = 4;
+constexpr int SUM_LANES = 1;
+#endif
+
 template <int N>
 void block(index_t k, const float* a, index_t row, index_t column, const float* b, index_t ldb, float* c, index_t ldc,
            bool add) {
-    lanes sums[BLOCK_ROWS][N];
+    lanes sums[SUM_ROWS][N];
 #pragma GCC unroll 8
-    for (index_t i = 0; i < BLOCK_ROWS; ++i)
+    for (index_t i = 0; i < SUM_ROWS; ++i)
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) sums[i][n] = add ? load(c + i * ldc + n * LANES) : lanes{};
     for (index_t t = 0; t < k; ++t) {
@@ -45,14 +55,14 @@ void block(index_t k, const float* a, index_t row, index_t column, const float* 
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) right[n] = load(b + t * ldb + n * LANES);
 #pragma GCC unroll 8
-        for (index_t i = 0; i < BLOCK_ROWS; ++i) {
+        for (index_t i = 0; i < SUM_ROWS; ++i) {
             const float left = a[i * row + t * column];
 #pragma GCC unroll 2
             for (int n = 0; n < N; ++n) sums[i][n] += right[n] * left;
         }
     }
 #pragma GCC unroll 8
-    for (index_t i = 0; i < BLOCK_ROWS; ++i)
+    for (index_t i = 0; i < SUM_ROWS; ++i)
 #pragma GCC unroll 2
         for (int n = 0; n < N; ++n) store(sums[i][n], c + i * ldc + n * LANES);
 }
@@ -61,8 +71,13 @@ void block(index_t k, const float* a, index_t row, index_t column, const float* 
 inline void product(index_t k, const float* a, index_t row, index_t column, const float* b, index_t ldb, float* c,
                     index_t ldc, index_t width, bool add) {
     index_t n = 0;
-    for (; n + 2 * LANES <= width; n += 2 * LANES) block<2>(k, a, row, column, b + n, ldb, c + n, ldc, add);
-    if (n < width) block<1>(k, a, row, column, b + n, ldb, c + n, ldc, add);
+    const auto columns = [&](auto size) {
+        for (index_t i = 0; i < BLOCK_ROWS; i += SUM_ROWS)
+            block<size>(k, a + i * row, row, column, b + n, ldb, c + i * ldc + n, ldc, add);
+    };
+    for (; n + SUM_LANES * LANES <= width; n += SUM_LANES * LANES)
+        columns(std::integral_constant<int, SUM_LANES>{});
+    if (n < width) columns(std::integral_constant<int, 1>{});
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -184,7 +199,7 @@ inline float maximum(const float* x, index_t count) {
     lanes found = load(x);
     for (index_t t = LANES; t < count; t += LANES) {
         const lanes other = load(x + t);
-        found = other > found ? other : found;
+        found = max_lanes(found, other);
     }
     return max_of(found);
 }
@@ -599,7 +614,7 @@ void silu_mul_forward(index_t rows, index_t width, const T* gate_up, T* out) {
         }
         for (; d < width; ++d) {
             const float g = to_float(gate[d]);
-            from_float(g / (exponential(broadcast(-g))[0] + 1.0f) * to_float(side[d]), y[d]);
+            from_float(g / (exponential(-g) + 1.0f) * to_float(side[d]), y[d]);
         }
     }
 }
@@ -621,7 +636,7 @@ void silu_mul_backward(index_t rows, index_t width, const T* gate_up, const T* g
         }
         for (; d < width; ++d) {
             const float g = to_float(gate[d]), u = to_float(side[d]), s = to_float(slope[d]);
-            const float chance = 1.0f / (exponential(broadcast(-g))[0] + 1.0f), silu = g * chance;
+            const float chance = 1.0f / (exponential(-g) + 1.0f), silu = g * chance;
             from_float(s * u * (chance + silu * (1.0f - chance)), by_gate[d]);
             from_float(s * silu, by_side[d]);
             from_float(silu * u, y[d]);
@@ -641,14 +656,17 @@ inline void for_each_vector(index_t count, F use) {
 template <class T>
 inline lanes load_partial(const T* x, index_t count, float otherwise) {
     if (count == LANES) return load(x);
-    lanes y = broadcast(otherwise);
+    float y[LANES];
+    store(broadcast(otherwise), y);
     for (index_t i = 0; i < count; ++i) y[i] = to_float(x[i]);
-    return y;
+    return load(y);
 }
 template <class T>
 inline void store_partial(lanes x, T* y, index_t count) {
     if (count == LANES) return store(x, y);
-    for (index_t i = 0; i < count; ++i) from_float(x[i], y[i]);
+    float numbers[LANES];
+    store(x, numbers);
+    for (index_t i = 0; i < count; ++i) from_float(numbers[i], y[i]);
 }
 
 // Per row of logits times `inverse_temperature`: log-prob of the target, entropy, log-sum-exp and sum of squared
@@ -662,7 +680,7 @@ void token_statistics_forward(index_t rows, index_t vocabulary, const T* logits,
         lanes high = broadcast(-INFINITY);
         for_each_vector(vocabulary, [&](index_t i, index_t count) {
             const lanes other = load_partial(x + i, count, -INFINITY);
-            high = other > high ? other : high;
+            high = max_lanes(high, other);
         });
         const float top = max_of(high) * inverse_temperature;
         lanes sum = {}, along = {}, square = {};
@@ -671,7 +689,7 @@ void token_statistics_forward(index_t rows, index_t vocabulary, const T* logits,
             const lanes probs = exponential(z);
             sum += probs;
             // a logit of minus infinity has probability 0 and contributes nothing
-            along += probs > 0.0f ? probs * z : lanes{};
+            along += select(probs > 0.0f, probs * z, lanes{});
             square += probs * probs;
         });
         const float total = sum_of(sum), log_total = std::log(total);
@@ -696,7 +714,7 @@ void token_statistics_backward(index_t rows, index_t vocabulary, T* logits, floa
             const lanes z = load_partial(x + i, count, -INFINITY) * inverse_temperature - log_total;
             const lanes probs = exponential(z);
             const lanes slope = second == 0.0f ? lanes{} : (z + spread) * second;
-            store_partial(probs > 0.0f ? -probs * (slope + first) : lanes{}, x + i, count);
+            store_partial(select(probs > 0.0f, -probs * (slope + first), lanes{}), x + i, count);
         });
         from_float(first - std::exp(own) * ((second == 0.0f ? 0.0f : (own + spread) * second) + first), x[targets[row]]);
     }

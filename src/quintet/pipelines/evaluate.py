@@ -78,7 +78,8 @@ def evaluate_stored(composed: ComposedConfig, console: Console) -> Evaluation:
             hint="set evaluation.path to their file, or evaluate a model: quintet eval runs/NAME, quintet eval MODEL "
             "--data FILE, or a configuration with validation.only=true",
         )
-    rows = StoredResponses(stored, needs_prompts=_uses_model(config.reward))
+    uses_model = config.reward is not None and (config.reward.model is not None or bool(config.reward.judges))
+    rows = StoredResponses(stored, needs_prompts=uses_model)
     with open_results(composed, console) as (directory, writer):
         scoring = config.model_copy(update={"reward": _reward(config)})
         scorer = build_reward_scorer(scoring, Path(config.policy.path or "policy"))
@@ -128,10 +129,6 @@ def _reward(config: Experiment) -> RewardConfig:
     reward = config.reward or RewardConfig(function_arguments={})
     function = config.evaluation.function if config.evaluation else None
     return reward if function is None else reward.model_copy(update={"function": function})
-
-
-def _uses_model(reward: RewardConfig | None) -> bool:
-    return reward is not None and (reward.model is not None or bool(reward.judges))
 
 
 def evaluate_model(

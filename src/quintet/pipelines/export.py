@@ -199,15 +199,16 @@ class _PolicySource:
         """Read the configuration of the checkpoint, or of the run directory that contains `directory`."""
         run = RunDirectory(directory.resolve().parent)
         if checkpoint is not None:
-            state = checkpoint.state["experiment"]
+            state = checkpoint.entry("experiment", dict)
         else:
             state = (
                 load_experiment(str(contained_path(run.path, run.config.name)), []).experiment.model_dump(mode="json")
                 if run.config.is_file()
                 else {}
             )
-        policy = state.get("policy", {})
-        return cls(policy.get("overrides") or {}, trust_remote_code)
+        policy = state.get("policy")
+        overrides = policy.get("overrides") if isinstance(policy, dict) else None
+        return cls(overrides if isinstance(overrides, dict) else {}, trust_remote_code)
 
     def config(self, base: Path) -> PreTrainedConfig:
         """Return the configuration of the model at `base` with the overrides."""

@@ -13,10 +13,10 @@ from pydantic import BaseModel, ValidationError
 from quintet import __version__
 from quintet.config.deprecation import upgrade_keys
 from quintet.config.native.experiment import Experiment
-from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.policy import LoraConfig
 from quintet.config.native.training import SftConfig
 from quintet.config.plan.row_counts import learns_from_files
+from quintet.config.run_name import PARTS_OF_A_RUN
 from quintet.errors import MachineError
 from quintet.pipelines.summary import config_summary
 from quintet.pipelines.training_record import RECORD_FILE, TrainingRecord
@@ -56,7 +56,8 @@ def training_card(record: TrainingRecord, dtype: str, target: str, note: str = "
             f"the record of training has no valid configuration: {error.errors()[0]['msg']}", hint
         ) from error
     base, step, steps = str(record["base_model"]), record["step"], record["steps"]
-    head = {"base_model": base} if HUB_NAME.fullmatch(base) else {}
+    is_of_hub = HUB_NAME.fullmatch(base) and base.rpartition("/")[2] not in PARTS_OF_A_RUN
+    head = {"base_model": base} if is_of_hub else {}
     head |= {"pipeline_tag": "robotics"} if config.env.is_simulator and config.sft_only is None else {}
     lora = _lora(config)
     done = f"{step} steps" if steps in (None, step) else f"{step} of {steps} steps"
@@ -126,11 +127,7 @@ def _fine_tuning_rows(config: Experiment, sft: SftConfig) -> Iterator[tuple[str,
         yield "loss", "cross-entropy and the divergence from a teacher"
     yield "epochs", str(sft.epochs)
     yield "conversations a step", str(sft.batch)
-    yield "learning rate", _learning_rate(sft.optimizer)
-
-
-def _learning_rate(optimizer: OptimizerConfig) -> str:
-    return f"{optimizer.learning_rate:g}, schedule {optimizer.schedule}"
+    yield "learning rate", f"{sft.optimizer.learning_rate:g}, schedule {sft.optimizer.schedule}"
 
 
 def _used_settings(config: Experiment) -> dict[str, Any]:

@@ -79,7 +79,7 @@ def _newest(directory: RunDirectory, progress: Progress, remote: RemoteStore | N
 
 def _check_same_experiment(config: Experiment, checkpoint: Checkpoint) -> None:
     current, saved = (
-        _flat(part) for part in (config.model_dump(mode="json"), _upgraded(checkpoint.state["experiment"]))
+        _flat(part) for part in (config.model_dump(mode="json"), _upgraded(checkpoint.entry("experiment", dict)))
     )
     megatron = config.actor.megatron
     keeps_schedule = megatron is not None and megatron.use_checkpoint_opt_param_scheduler

@@ -79,8 +79,8 @@ class Run:
     def seconds(self) -> float:
         """Wall-clock time spent on this run, including earlier processes."""
         checkpoint = self.checkpoint or self.warm_start_checkpoint
-        before = checkpoint.state["seconds"] if checkpoint else 0.0
-        return float(before) + time.perf_counter() - self._started_at
+        before = float(checkpoint.state.get("seconds", 0.0)) if checkpoint else 0.0
+        return before + time.perf_counter() - self._started_at
 
     def set_steps(self, steps: int) -> None:
         """Set the number of steps, which may follow from the data."""
@@ -222,8 +222,10 @@ def open_run(composed: ComposedConfig, console: Console, controller: Controller 
             run.warm_start_checkpoint = checkpoint
         else:
             run.checkpoint = checkpoint
-        if checkpoint and remote:
-            _upload_missing_checkpoint(saver, remote, checkpoint, directory)
+        is_of_run = checkpoint is not None and checkpoint.directory.parent == directory.checkpoints
+        if checkpoint and remote and is_of_run and not remote.contains(checkpoint.directory):
+            # an earlier process ended before it had copied the run's last checkpoint
+            saver.publish(checkpoint.directory)
         _prepare(run)
         try:
             yield run
@@ -238,14 +240,6 @@ def _build_remote_store(config: Experiment, directory: RunDirectory) -> RemoteSt
     store = RemoteStore.from_url(config.checkpoint.remote_dir)
     store.check_is_not(directory.checkpoints)
     return store
-
-
-def _upload_missing_checkpoint(
-    saver: AsyncCheckpointer, remote: RemoteStore, checkpoint: Checkpoint, directory: RunDirectory
-) -> None:
-    """Copy the run's last checkpoint to the store if an earlier process has not done it."""
-    if checkpoint.directory.parent == directory.checkpoints and not remote.contains(checkpoint.directory):
-        saver.publish(checkpoint.directory)
 
 
 def _copy_config(run: Run) -> None:

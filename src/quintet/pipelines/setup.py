@@ -76,6 +76,9 @@ def build_prompts(run: Run, resources: ExitStack) -> PromptDataset | None:
     resources.callback(prompts.close)
     if prompts.train.num_filtered:
         run.progress.note(f"left out {prompts.train.num_filtered:,} prompts that are too long")
+    if not config.data.validation_files and config.validation.every_steps >= 0:
+        count = prompts.num_held_out
+        run.progress.note(f"no data.validation_files: validation asks {count:,} of the training prompts")
     run.set_steps(num_steps(config, len(prompts.train)))
     return prompts
 
@@ -142,7 +145,8 @@ def _verify_engine_weights(components: Components) -> WeightsCheck:
     config = components.config
     starts = components.start_states.warm_start_check_starts(4)
     if components.chat is None or components.prompts is not None:
-        prompts = [_text_tokens(components.prompts.prompt(start)) for start in starts] if components.prompts else []
+        rows = map(components.prompts.prompt, starts) if components.prompts else ()
+        prompts = [tuple(token for token in row if token >= 0) for row in rows]  # images have negative tokens
     else:
         envs = [build_env(env.config) for env in config.run_envs]
         seeded = [(envs[env_index(start)], env_seed(start)) for start in starts]
@@ -153,11 +157,6 @@ def _verify_engine_weights(components: Components) -> WeightsCheck:
     engines = components.engines.engines
     checks = [check_weights(engine, model, prompts, same_dtype=exact, directory=directory) for engine in engines]
     return checks[0]
-
-
-def _text_tokens(prompt: tuple[int, ...]) -> tuple[int, ...]:
-    """Return a prompt without its images, whose tokens are negative."""
-    return tuple(token for token in prompt if token >= 0)
 
 
 def _solve_episodes(run: Run) -> list[EnvDemonstrations]:

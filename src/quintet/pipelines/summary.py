@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from quintet.config.native.mixed_envs import ALL_ENVS
-from quintet.tracking.loggers import read_metrics
+from quintet.tracking.metric_columns import read_columns
 from quintet.tracking.report import TASK_SUCCESS, ComparisonRow, write_report
 from quintet.tracking.videos import find_videos
 
@@ -59,7 +59,8 @@ def _validated_env(run: Run) -> str:
 
 def _validations(run: Run) -> list[dict[str, float]]:
     """Return the metrics of the steps with a validation."""
-    return [line for line in read_metrics(run.directory.metrics) if f"val/{_validated_env(run)}/reward" in line]
+    reward = f"val/{_validated_env(run)}/reward"
+    return list(read_columns(run.directory.metrics).lines_with(reward.__eq__))
 
 
 def _compare(names: list[tuple[str, str, bool]], lines: list[dict[str, float]]) -> list[ComparisonRow]:

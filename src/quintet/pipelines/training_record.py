@@ -7,11 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ConfigDict
+
 from quintet.config.native.experiment import Experiment
 from quintet.config.run_name import model_name
 from quintet.contained_files import read_contained
 from quintet.errors import MachineError
-from quintet.tracking.loggers import read_metrics
+from quintet.tracking.metric_columns import read_columns
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.checkpoint import Checkpoint
 
@@ -20,6 +22,31 @@ RECORD_FILE = "quintet_training.json"
 FINE_TUNING_STATE = "reached"
 """Entry of the state of a checkpoint that only checkpoints of supervised fine-tuning have."""
 
+
+class _DataFile(BaseModel):
+    """A file that was trained or validated on."""
+
+    split: str
+    name: str
+    rows: int
+    sha256: str
+
+
+class _Record(BaseModel):
+    """Types of a `TrainingRecord`, of which any may come from somebody else."""
+
+    model_config = ConfigDict(allow_inf_nan=False)
+
+    kind: str
+    step: int
+    steps: int | None
+    seconds: float
+    base_model: str
+    data: list[_DataFile]
+    results: dict[str, list[tuple[int, float]]]
+    experiment: dict[str, Any]
+
+
 TrainingRecord = Mapping[str, Any]
 """JSON values: `kind`, `step`, `steps`, `seconds`, `base_model`, `data`, `results` and `experiment`."""
 
@@ -27,7 +54,12 @@ TrainingRecord = Mapping[str, Any]
 def checkpoint_record(checkpoint: Checkpoint) -> TrainingRecord:
     """Return the record of the model in a checkpoint of a run directory."""
     run = RunDirectory(checkpoint.directory.resolve().parent.parent)
-    return training_record(checkpoint.state, checkpoint.step, run)
+    try:
+        return _Record.model_validate(training_record(checkpoint.state, checkpoint.step, run)).model_dump()
+    # any entry of the state of a run from somebody else may have any type
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
+        message = f"the state of {checkpoint.directory} does not describe a training: {str(error).splitlines()[0]}"
+        raise MachineError(message, "use another checkpoint") from error
 
 
 def training_record(state: Mapping[str, Any], step: int, run: RunDirectory) -> TrainingRecord:
@@ -82,24 +114,18 @@ def read_record(directory: Path) -> TrainingRecord | None:
     if not (directory / RECORD_FILE).is_file():
         return None
     try:
-        record = json.loads(read_contained(directory, RECORD_FILE))
-        expected = {"kind", "step", "steps", "seconds", "base_model", "data", "results", "experiment"}
-        is_valid = isinstance(record, dict) and expected <= record.keys()
-    except (OSError, ValueError, RecursionError):
-        is_valid = False
-    if not is_valid:
-        raise MachineError(
-            f"{directory / RECORD_FILE} is no record of training", "remove the file, or use another copy"
-        )
-    return dict(record)
+        return _Record.model_validate(json.loads(read_contained(directory, RECORD_FILE))).model_dump()
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{directory / RECORD_FILE} is no record of training"
+        raise MachineError(message, "remove the file, or use another copy") from error
 
 
 def _results(run: RunDirectory, step: int) -> dict[str, list[tuple[int, float]]]:
     """Return step and value of the first and last validation up to a step, by metric."""
-    lines = [line for line in read_metrics(run.metrics) if line["step"] <= step] if run.metrics.is_file() else []
-    history: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.startswith("val/") and value is not None:
-                history.setdefault(name, []).append((int(line["step"]), float(value)))
-    return {name: [values[0], values[-1]] for name, values in sorted(history.items())}
+    metrics = read_columns(run.metrics)
+    results: dict[str, list[tuple[int, float]]] = {}
+    for name in metrics.names if run.metrics.is_file() else ():
+        points = [point for point in zip(*metrics.points(name), strict=True) if point[0] <= step]
+        if name.startswith("val/") and points:
+            results[name] = [points[0], points[-1]]
+    return results

@@ -26,7 +26,7 @@ def restored_updates(run: Run, learners: CheckpointedLearners, config: WarmStart
         return 0
     load_learners(learners, checkpoint, run.config)
     run.progress.note(f"resuming from {checkpoint.directory}")
-    return config.updates if checkpoint.state["completed"] else checkpoint.step
+    return config.updates if checkpoint.entry("completed", bool) else checkpoint.step
 
 
 def make_updates(

@@ -49,14 +49,14 @@ def fused_token_statistics(
     From hidden states [M, hidden]; results are float32 [M], in nats. None if the head or device is not supported, or
     the kernels are not available.
     """
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     if (
         not isinstance(head, nn.Linear)
-        or not _is_supported_head(head)
+        or not _is_supported_head(head, dtype)
         or type(hidden_states) is not Tensor
         or hidden_states.device.type != "cpu"
     ):
         return None
-    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     kernels = training_kernels(dtype)
     if kernels is None:
         return None
@@ -68,14 +68,15 @@ def fused_token_statistics(
     return statistics
 
 
-def _is_supported_head(head: nn.Linear) -> bool:
-    """Return whether the head is a float32 linear layer without bias and hooks."""
+def _is_supported_head(head: nn.Linear, dtype: torch.dtype) -> bool:
+    """Return whether the head is a linear layer without bias and hooks, whose weights are float32, or were gathered by
+    FSDP in `dtype`, the type of matrix products."""
     if type(head) not in (nn.Linear, MaskedHead) or head.bias is not None:
         return False
     has_hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks
     weight = head.weight
     is_plain_weight = (
-        type(weight) in (nn.Parameter, Tensor) and weight.dtype is torch.float32 and weight.is_contiguous()
+        type(weight) in (nn.Parameter, Tensor) and weight.dtype in (torch.float32, dtype) and weight.is_contiguous()
     )
     return is_plain_weight and not has_hooks and "forward" not in vars(head) and weight.device.type == "cpu"
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from quintet.data.chat_templates import CHATML
 from quintet.errors import ConfigError, did_you_mean
-from quintet.policies.vision.image_processing import ImageProcessor
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
@@ -213,6 +212,8 @@ def create_preset_policy(name: str, directory: Path, texts: Iterable[str], seed:
     else:
         patch = preset.vision.patch
         model = build_vision_language_model(preset, preset.vision, tokenizer, seed)
+        from quintet.policies.vision.image_processing import ImageProcessor  # imports torch, which names do not need
+
         ImageProcessor(patch, min_pixels=(2 * patch) ** 2, max_pixels=(32 * patch) ** 2).save(directory)
     model.save_pretrained(directory)
     tokenizer.save_pretrained(directory)

@@ -2,12 +2,15 @@
 
 Besides matrix products, the model's own modules read and write memory some thirty times per layer. Here norm, rotary
 embedding, attention and SwiGLU are one pass over their data each (`kernels.training`), queries, keys and values are one
-product, gate and up projection another, and weights are cast once for both passes. Models with other layers or with
-hooks use their own modules.
+product, gate and up projection another, and weights are cast once for both passes. Layers that FSDP shards are computed
+by the kernels while their weights are gathered. Models with other layers or with other hooks use their own modules.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Collection
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -36,6 +39,8 @@ class _PassContext(NamedTuple):
     kv_heads: int
     dim: int
     scale: float
+    saves_matrices: bool
+    """Whether the backward pass gets the concatenated matrices; else it concatenates the weights again."""
 
 
 class _Weights(NamedTuple):
@@ -80,9 +85,10 @@ class _Layer(torch.autograd.Function):
         ctx.has_bias = bias is not None
         ctx.has_residual = residual is not None
         ctx.sizes = [len(weight) for weight in weights]
+        saved_weights = (first_norm, second_norm, *matrices) if context.saves_matrices else weights
         ctx.save_for_backward(
             attention_input, normed, scales, qkv, attended, log_sums,
-            middle, mlp_input, mlp_scales, gate_up, first_norm, second_norm, *matrices,
+            middle, mlp_input, mlp_scales, gate_up, *saved_weights,
         )  # fmt: skip
         return middle, output
 
@@ -92,8 +98,11 @@ class _Layer(torch.autograd.Function):
         context, kernels = ctx.context, ctx.context.kernels
         saved = ctx.saved_tensors
         attention_input, normed, scales, qkv, attended, log_sums = saved[:6]
-        middle, mlp_input, mlp_scales, gate_up, first_norm, second_norm = saved[6:12]
-        matrices = _Weights(*saved[12:])
+        middle, mlp_input, mlp_scales, gate_up = saved[6:10]
+        if context.saves_matrices:
+            first_norm, second_norm, matrices = saved[10], saved[11], _Weights(*saved[12:])
+        else:
+            first_norm, second_norm, _, matrices = _cast_weights(saved[10:], kernels.dtype)
         grad_gate_up, gated = kernels.silu_mul_backward(gate_up, torch.mm(grad_output, matrices.down))
         grad_down = kernels.weight_gradient(grad_output, gated)
         states, grad_cast, grad_second_norm = kernels.rms_norm_backward(
@@ -148,7 +157,7 @@ def _cast_weights(weights: tuple[Tensor, ...], dtype: torch.dtype) -> tuple[Tens
     matrices = _Weights(
         _concat_rows(dtype, query, key, value), out.to(dtype), _concat_rows(dtype, gate, up), down.to(dtype)
     )
-    return first_norm, second_norm, bias, matrices
+    return first_norm.float(), second_norm.float(), bias, matrices
 
 
 def _concat_rows(dtype: torch.dtype, *parts: Tensor) -> Tensor:
@@ -173,10 +182,10 @@ def training_hidden_states(
         return None
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     kernels = training_kernels(dtype)
-    if kernels is None or not _is_supported(body) or attention_backend(body.layers[0].self_attn):  # type: ignore[index, union-attr]
+    if kernels is None or not _is_supported(body, dtype) or attention_backend(body.layers[0].self_attn):  # type: ignore[index, union-attr]
         return None
     states = body.embed_tokens(tokens) if embeddings is None else embeddings  # type: ignore[operator]
-    return _run_layers(body, kernels, states, position_ids, layout)
+    return _run_layers(body, kernels, states.float(), position_ids, layout)
 
 
 def batched_positions(position_ids: Tensor) -> Tensor:
@@ -192,16 +201,38 @@ def _run_layers(
         cosine, sine = (x[0].float().contiguous() for x in rotary)
     attention = body.layers[0].self_attn
     dim = int(attention.head_dim)
-    heads, kv_heads = (len(module.weight) // dim for module in (attention.q_proj, attention.k_proj))
+    heads, kv_heads = (module.out_features // dim for module in (attention.q_proj, attention.k_proj))
     kernel_descriptor = layout.kernel_descriptor(heads, kv_heads, dim)
-    context = _PassContext(kernels, kernel_descriptor, cosine, sine, heads, kv_heads, dim, float(attention.scaling))
+    context = _PassContext(
+        kernels, kernel_descriptor, cosine, sine, heads, kv_heads, dim, float(attention.scaling),
+        saves_matrices=not is_fsdp_unit(body.layers[0]),
+    )  # fmt: skip
     residual: Tensor | None = None
     with torch.autocast("cpu", enabled=False):
         for layer in body.layers:
-            eps = (layer.input_layernorm.variance_epsilon, layer.post_attention_layernorm.variance_epsilon)
-            states, residual = _Layer.apply(context, eps, states, residual, *_layer_weights(layer))  # type: ignore[no-untyped-call]
-        normed: Tensor = _Norm.apply(kernels, body.norm.variance_epsilon, states, residual, body.norm.weight)  # type: ignore[no-untyped-call]
+            compute = _compute_gathered_layer if is_fsdp_unit(layer) else _compute_layer
+            states, residual = compute(layer, context, states, residual)
+        normed: Tensor = _Norm.apply(kernels, body.norm.variance_epsilon, states, residual, body.norm.weight.float())  # type: ignore[no-untyped-call]
     return normed
+
+
+def _compute_layer(layer: Any, context: _PassContext, states: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor]:
+    eps = (layer.input_layernorm.variance_epsilon, layer.post_attention_layernorm.variance_epsilon)
+    # FSDP may have cast the states to the type of the gathered weights
+    outputs: tuple[Tensor, Tensor] = _Layer.apply(context, eps, states.float(), residual, *_layer_weights(layer))  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def _compute_gathered_layer(
+    layer: Any, context: _PassContext, states: Tensor, residual: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Compute the layer by a call of its module, whose hooks gather the weights and reduce their gradients."""
+    layer.forward = partial(_compute_layer, layer, context)
+    try:
+        outputs: tuple[Tensor, Tensor] = layer(states, residual)
+    finally:
+        del layer.forward
+    return outputs
 
 
 def _layer_weights(layer: Any) -> tuple[Tensor, ...]:
@@ -221,21 +252,34 @@ def _layer_weights(layer: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _is_supported(body: Any) -> bool:
+def _is_supported(body: Any, dtype: torch.dtype) -> bool:
+    """Return whether the kernels compute the body; `dtype` is the type of matrix products.
+
+    FSDP gathers all weights in the same type: the embedding, which is gathered before the layers, has the type that
+    the weights of the layers will have.
+    """
     cls = type(body)
     if cls.__name__ not in SUPPORTED_BODIES or not cls.__module__.startswith("transformers.models."):
         return False
     layers = body.layers
     if not len(layers) or body.config.get_text_config().hidden_act != "silu":
         return False
-    if any(_is_modified(module) for module in body.modules()) or not _is_local_float32(body.embed_tokens.weight):
+    units = {layer for layer in layers if is_fsdp_unit(layer)}
+    if any(_is_modified(module) for module in body.modules() if module not in units):
         return False
-    return all(_is_supported_layer(layer) for layer in layers) and _is_local_float32(body.norm.weight)
+    dtypes = {torch.float32, dtype} if units else {torch.float32}
+    if any(not _is_local(weight, dtypes) for weight in (body.embed_tokens.weight, body.norm.weight)):
+        return False
+    return all(_is_supported_layer(layer) for layer in layers)
 
 
 def _is_supported_layer(layer: Any) -> bool:
-    """Return whether the layer's architecture is supported, with local float32 weights and no checkpointing."""
-    if type(layer).__name__ not in SUPPORTED_LAYERS or getattr(layer, "gradient_checkpointing", False):
+    """Return whether the layer's architecture is supported, with float32 weights, local or sharded by FSDP, and no
+    checkpointing."""
+    is_sharded = is_fsdp_unit(layer)
+    if type(layer).__name__.removeprefix("FSDP" if is_sharded else "") not in SUPPORTED_LAYERS:
+        return False
+    if getattr(layer, "gradient_checkpointing", False):
         return False
     attention, mlp = layer.self_attn, layer.mlp
     inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
@@ -245,7 +289,8 @@ def _is_supported_layer(layer: Any) -> bool:
     if any(module.bias is not None for module in outputs) or len({module.bias is None for module in inputs}) > 1:
         return False
     has_dropout = attention.training and getattr(attention, "attention_dropout", 0.0)
-    if not all(_is_local_float32(weight) for weight in _layer_weights(layer)):
+    is_computable = _is_sharded_float32 if is_sharded else _is_local
+    if not all(is_computable(weight) for weight in _layer_weights(layer)):
         return False
     rope = getattr(attention.config, "rope_parameters", None) or {}
     if has_dropout or rope.get("partial_rotary_factor", 1.0) != 1.0:
@@ -269,6 +314,22 @@ def _is_modified(module: nn.Module) -> bool:
     return bool(has_hooks) or "forward" in vars(module) or module._compiled_call_impl is not None
 
 
-def _is_local_float32(weight: Tensor) -> bool:
-    is_float32 = type(weight) in (nn.Parameter, Tensor) and weight.dtype is torch.float32
-    return is_float32 and weight.device.type == "cpu" and weight.is_contiguous()
+def is_fsdp_unit(module: nn.Module) -> bool:
+    """Return whether FSDP2 gathers the module's weights. Importing `torch.distributed.fsdp` takes a second, and without
+    it no module is sharded."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def _is_local(weight: Tensor, dtypes: Collection[torch.dtype] = (torch.float32,)) -> bool:
+    is_plain = type(weight) in (nn.Parameter, Tensor) and weight.dtype in dtypes
+    return is_plain and weight.device.type == "cpu" and weight.is_contiguous()
+
+
+def _is_sharded_float32(weight: Tensor) -> bool:
+    """Return whether FSDP gathers the weight from CPUs. It is local in a layer that stays gathered."""
+    from torch.distributed.tensor import DTensor
+
+    if not isinstance(weight, DTensor):
+        return not len(weight) or weight.device.type == "cpu"
+    return weight.device_mesh.device_type == "cpu" and weight.dtype is torch.float32

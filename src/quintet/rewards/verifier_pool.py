@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from typing import Self
 
 from quintet.errors import UserError
 from quintet.rewards.dispatcher import Dispatcher, PoolConfig, VerifierResult
@@ -29,12 +28,6 @@ class VerifierPool:
         self._dispatcher = dispatcher
         # a forked child of the run has this object, but neither the thread nor the processes
         self._close = weakref.finalize(self, _stop, dispatcher, os.getpid())
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def start(self, process_kind: ProcessKind, *, wait: bool = False) -> None:
         """Start processes before there are jobs; `wait` until one is ready.

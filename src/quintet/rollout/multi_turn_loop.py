@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from quintet.config.interaction_files import run_users
 from quintet.config.native.experiment import Experiment
@@ -49,34 +50,45 @@ class Reply:
     """Set in place of everything else: the episode has failed."""
 
 
-class ReplySource(Protocol):
-    """Replies to the responses of many episodes at a time."""
+class ReplySource(ABC):
+    """Replies to the responses of many episodes at a time, computed in worker processes."""
 
-    messages: ReplyMessages
-    """Encodes the replies."""
-    reward_key: str
+    reward_key: ClassVar[str]
     """Name of the rewards in the `extra_info` of the reward function."""
-    reward_weight: float
-    """Factor on the rewards."""
+
+    def __init__(self, executor: ToolExecutor | UserExecutor, messages: ReplyMessages, reward_weight: float) -> None:
+        """`messages` encodes the replies; `reward_weight` is a factor on the rewards."""
+        self._executor, self.messages, self.reward_weight = executor, messages, reward_weight
 
     @property
     def pending(self) -> bool:
         """Whether replies are awaited."""
+        return self._executor.pending
 
+    @abstractmethod
     def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Start a reply to the response of an episode, which is the last message; return False if there is no reply."""
 
     def poll(self, *, wait: bool, seconds: float | None) -> list[tuple[int, Reply]]:
         """Return the replies that have arrived, by episode; `wait` waits for an event, up to `seconds` if given."""
+        results = self._executor.poll(wait=wait, seconds=seconds)
+        return [(number, self._reply(result)) for number, result in results]
 
     def drop(self, number: int) -> None:
         """End an episode; an awaited reply does not arrive."""
+        self._executor.drop(number)
 
+    @abstractmethod
     def pop_metrics(self) -> dict[str, float]:
         """Return the metrics since the last call."""
 
     def close(self) -> None:
         """End all processes."""
+        self._executor.close()
+
+    @abstractmethod
+    def _reply(self, result: Any) -> Reply:
+        """Return the reply for a result of the executor."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,22 +258,16 @@ def build_prompt_loop(
     )
 
 
-class ToolReplies:
+class ToolReplies(ReplySource):
     """See `ReplySource`: replies to a response that calls tools with the results of its calls, one message each."""
 
     reward_key = "tool_rewards"
 
     def __init__(self, config: ToolCallsConfig, messages: ReplyMessages) -> None:
-        self.messages = messages
-        self.reward_weight = config.reward_weight
-        self._config = config
-        self._tools = ToolExecutor(config)
+        self._config, self._tools = config, ToolExecutor(config)
+        super().__init__(self._tools, messages, config.reward_weight)
         self._reported_calls = (0, 0)
         self._num_malformed = 0
-
-    @property
-    def pending(self) -> bool:
-        return self._tools.pending
 
     def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
         """Begin the calls of a response, if it has some."""
@@ -276,12 +282,6 @@ class ToolReplies:
             self._tools.submit(number, requests, running.episode.seed)
         return bool(requests)
 
-    def poll(self, *, wait: bool, seconds: float | None) -> list[tuple[int, Reply]]:
-        return [(number, self._reply(results)) for number, results in self._tools.poll(wait=wait, seconds=seconds)]
-
-    def drop(self, number: int) -> None:
-        self._tools.drop(number)
-
     def pop_metrics(self) -> dict[str, float]:
         calls = (self._tools.num_calls, self._tools.num_failed)
         (total, failed) = calls
@@ -291,12 +291,9 @@ class ToolReplies:
         counts = {"calls": total - old_total, "failed_calls": failed - old_failed, "malformed_calls": malformed}
         return {f"tool/{name}": float(count) for name, count in counts.items()}
 
-    def close(self) -> None:
-        self._tools.close()
-
-    def _reply(self, results: Sequence[ToolResult]) -> Reply:
-        rewards = tuple(result.reward for result in results if result.reward is not None)
-        texts = (truncate_result(without_surrogates(result.text), self._config) for result in results)
+    def _reply(self, result: Sequence[ToolResult]) -> Reply:
+        rewards = tuple(call.reward for call in result if call.reward is not None)
+        texts = (truncate_result(without_surrogates(call.text), self._config) for call in result)
         return Reply(tuple(texts), rewards)
 
 
@@ -323,7 +320,7 @@ def _tool_episode(running: RunningPrompt, name: str) -> ToolEpisode:
     return ToolEpisode(running.prompt_row.ground_truth, arguments)
 
 
-class UserReplies:
+class UserReplies(ReplySource):
     """See `ReplySource`: replies to every response."""
 
     reward_key = "turn_scores"
@@ -333,44 +330,31 @@ class UserReplies:
         Raises:
             ConfigError: see `load_user`.
         """
-        self.messages = messages
-        self.reward_weight = config.reward_weight
         users = run_users(config)
         for name, user in users.items():
             load_user(name, user)
         self._names = tuple(users)
-        self._executor = UserExecutor(config)
+        self._users = UserExecutor(config)
+        super().__init__(self._users, messages, config.reward_weight)
         self._num_replies = self._num_ended = 0
-
-    @property
-    def pending(self) -> bool:
-        return self._executor.pending
 
     def submit(self, number: int, running: RunningPrompt, messages: Sequence[Mapping[str, Any]]) -> bool:
         row = running.prompt_row
         arguments = row.extra.get("interaction_kwargs") or {}
         # in Parquet, the arguments of all rows are the same fields, null where they are missing
         episode = ToolEpisode(row.ground_truth, {key: value for key, value in arguments.items() if value is not None})
-        self._executor.submit(number, user_name(row.extra, self._names), messages, episode, running.episode.seed)
+        self._users.submit(number, user_name(row.extra, self._names), messages, episode, running.episode.seed)
         return True
-
-    def poll(self, *, wait: bool, seconds: float | None) -> list[tuple[int, Reply]]:
-        return [(number, self._reply(reply)) for number, reply in self._executor.poll(wait=wait, seconds=seconds)]
-
-    def drop(self, number: int) -> None:
-        self._executor.drop(number)
 
     def pop_metrics(self) -> dict[str, float]:
         metrics = {"interaction/replies": float(self._num_replies), "interaction/ended": float(self._num_ended)}
         self._num_replies = self._num_ended = 0
         return metrics
 
-    def close(self) -> None:
-        self._executor.close()
-
-    def _reply(self, reply: UserReply | Failure) -> Reply:
-        if isinstance(reply, Failure):
-            return Reply(failure=reply)
+    def _reply(self, result: UserReply | Failure) -> Reply:
+        if isinstance(result, Failure):
+            return Reply(failure=result)
         self._num_replies += 1
-        self._num_ended += reply.ended
-        return Reply((without_surrogates(reply.text),), () if reply.reward is None else (reply.reward,), reply.ended)
+        self._num_ended += result.ended
+        rewards = () if result.reward is None else (result.reward,)
+        return Reply((without_surrogates(result.text),), rewards, result.ended)

@@ -19,7 +19,8 @@ def with_dtypes(config: Experiment) -> Experiment:
         ConfigError: a model is stored in an unsupported dtype.
     """
     policy = config.policy
-    policy_dtype = stored_dtype(policy.path, "policy.dtype") if "auto" in _configured_dtypes(config) else "float32"
+    dtypes = (policy.dtype, config.critic.dtype, config.reference.dtype)
+    policy_dtype = stored_dtype(policy.path, "policy.dtype") if "auto" in dtypes else "float32"
     changes: dict[str, object] = {}
     if policy.dtype == "auto":
         changes["policy"] = policy.model_copy(update={"dtype": policy_dtype})
@@ -29,10 +30,6 @@ def with_dtypes(config: Experiment) -> Experiment:
             dtype = stored_dtype(part.path, f"{name}.dtype") if part.path else policy_dtype
             changes[name] = part.model_copy(update={"dtype": dtype})
     return config.model_copy(update=changes) if changes else config
-
-
-def _configured_dtypes(config: Experiment) -> set[str | None]:
-    return {config.policy.dtype, config.critic.dtype, config.reference.dtype}
 
 
 def stored_dtype(directory: str | Path | None, key: str) -> str:

@@ -143,11 +143,6 @@ def _judges(config: Experiment) -> Mapping[str, JudgeConfig]:
     return config.reward.judges if config.reward is not None else {}
 
 
-def judges_sleep(config: Experiment) -> bool:
-    """Return whether the servers leave the memory of their devices to the learners between rollouts."""
-    return config.placement.colocated and not overlaps_training(config)
-
-
 def judge_server(
     config: Experiment, section: str, url: str, token: str, close: Callable[[], None] = lambda: None
 ) -> tuple[str, JudgeServer]:
@@ -155,7 +150,9 @@ def judge_server(
     server = _judges(config)[section].server
     thinking = chat_template(server.template if server else None).thinking
     fields = {} if thinking is None else {"chat_template_kwargs": {"enable_thinking": thinking}}
-    return section, JudgeServer(url, token, judges_sleep(config), fields, close)
+    # between rollouts, the servers leave the memory of their devices to the learners
+    sleeps = config.placement.colocated and not overlaps_training(config)
+    return section, JudgeServer(url, token, sleeps, fields, close)
 
 
 def _devices_of(config: Experiment, server: JudgeServerConfig, rank: int) -> Iterator[int]:

@@ -45,12 +45,20 @@ def _machine_error(path: Path, error: OSError, key: str) -> MachineError:
         return MachineError(f"disk full: cannot write {path}", f"{hint}; {other}")
     if error.errno in _FORBIDDEN:
         return MachineError(f"no permission to write {path} ({error.strerror})", writable_hint(key))
+    if error.errno in _NOT_A_DIRECTORY and (link := _dangling_link(path)) is not None:
+        hint = f"create that directory or remove the link, or {writable_hint(key)}"
+        return MachineError(f"{link} is a link to {link.readlink()}, which does not exist", hint)
     if error.errno in _NOT_A_DIRECTORY:
         return MachineError(f"{path} cannot be a directory: a file with that name exists", writable_hint(key))
     if error.errno == errno.ENOENT:
         hint = f"restore it, or set {key}=DIRECTORY to another directory"
         return MachineError(f"no such file: {error.filename or path}", hint)
     return MachineError(f"{path}: {error.strerror or error}")
+
+
+def _dangling_link(path: Path) -> Path | None:
+    """Return the link to nothing on the way to a path, if there is one."""
+    return next((place for place in (path, *path.parents) if place.is_symlink() and not place.exists()), None)
 
 
 def writable_hint(key: str = OUTPUT_KEY) -> str:

@@ -10,13 +10,12 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 from quintet.contained_files import lines_of, open_contained
 from quintet.envs.service.png import encode_png
-from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors, write_atomic
 from quintet.tracking.generations import TABLE, GenerationLogger, LoggedGeneration
 from quintet.tracking.image_files import write_image
@@ -259,36 +258,6 @@ def build_loggers(names: Iterable[str], context: LoggerContext) -> MetricLogger:
     )
 
 
-def read_metrics(path: Path, reject: Callable[[str], None] = lambda _: None) -> list[dict[str, Any]]:
-    """Return the lines of a metrics file, empty if there is no file. `reject(reason)` is called for each line that is
-    damaged, and for a file that cannot be read, such as a link out of the run's directory. An incomplete last line is
-    left out: a process was killed while writing it, or is writing it."""
-    if not path.exists():
-        return []
-    try:
-        return [line for _, line in _complete_lines(path, parse_metrics, reject)]
-    except MachineError as error:
-        reject(error.message)
-        return []
-
-
-def _complete_lines(
-    path: Path, parse: Callable[[bytes], dict[str, Any] | None], reject: Callable[[str], None]
-) -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """Yield the complete lines of a file that a logger has written, each with its bytes.
-
-    Raises:
-        MachineError: the file cannot be read.
-    """
-    with translate_os_errors(path), open_contained(path.parent, path.name) as file:
-        for number, raw in enumerate(lines_of(file), 1):
-            line = parse(raw)
-            if line is not None:
-                yield raw, line
-            elif raw.endswith(b"\n"):
-                reject(f"{path.name}:{number} is not a line of metrics")
-
-
 def parse_metrics(raw: bytes) -> dict[str, Any] | None:
     """Return a line of a metrics file; None if it is incomplete or damaged."""
     line = _parse_logged(raw)
@@ -320,8 +289,10 @@ def truncate(directory: Path, step: int, filename: str = "metrics.jsonl") -> Non
     path = directory / filename
     if not path.exists():
         return
-    remaining = [raw for raw, line in _complete_lines(path, _parse_logged, lambda _: None) if line["step"] <= step]
-    write_atomic(path, b"".join(remaining))
+    with translate_os_errors(path), open_contained(path.parent, path.name) as file:
+        parsed = ((raw, _parse_logged(raw)) for raw in lines_of(file))
+        remaining = b"".join(raw for raw, line in parsed if line is not None and line["step"] <= step)
+    write_atomic(path, remaining)
 
 
 MAX_WAITING_RECORDS = 256

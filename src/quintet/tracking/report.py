@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from functools import partial
 from html import escape
 from pathlib import Path
 from string import Template
-from typing import Any
+
+import numpy as np
 
 from quintet.errors import MachineError
 from quintet.tracking.atomic_files import translate_os_errors
@@ -21,13 +21,12 @@ from quintet.tracking.episode_html import Episode, EpisodePair, choose_episodes,
 from quintet.tracking.episode_words import success_word
 from quintet.tracking.grid_svg import GridSheet
 from quintet.tracking.image_files import read_png
-from quintet.tracking.loggers import read_metrics
+from quintet.tracking.metric_columns import MetricColumns, read_columns
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.tracking.run_directory import RunDirectory
-from quintet.tracking.timing_tree import TimedPhase, timing_tree
+from quintet.tracking.timing_tree import TimedPhase, timing_tree, total_times
 from quintet.tracking.trajectories import IMAGE_FILES, read_trajectories
 
-Lines = Sequence[Mapping[str, Any]]
 MAX_DAMAGE = 5
 """Damaged lines and files that the page names."""
 
@@ -65,8 +64,8 @@ def write_report(
     script = read_asset("report.js")
     boards = GridSheet()
     damage: list[str] = []
-    lines = read_metrics(run.metrics, damage.append)
-    robots_section = tasks_html(lines) + videos_html(videos)
+    metrics = read_columns(run.metrics, damage.append)
+    robots_section = tasks_html(metrics) + videos_html(videos)
     episodes_section = robots_section + _episodes(run, episodes, boards, damage)
     page = Template(read_asset("report.html")).substitute(
         title=escape(title),
@@ -74,7 +73,7 @@ def write_report(
         script=script,
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         hero=_headline_figures(closing_table),
-        curves=_curves(lines, read_metrics(run.warm_start)),
+        curves=_curves(metrics, read_columns(run.warm_start)),
         episodes=episodes_section + _damage_note(damage),
         settings=_settings(config_summary),
         tiles=boards.definitions(read_asset("tiles.svg")),
@@ -96,49 +95,46 @@ def _settings(summary: Mapping[str, object]) -> str:
     return "".join(f"<div><dt>{escape(key)}</dt><dd>{escape(str(value))}</dd></div>" for key, value in summary.items())
 
 
-def _value(line: Mapping[str, Any], name: str) -> float:
-    value = line.get(name)
-    return float(value) if isinstance(value, int | float) else math.nan
-
-
-def _series(lines: Lines, name: str, label: str, tone: str = "main", *, dots: bool = False) -> Series:
+def _series(metrics: MetricColumns, name: str, label: str, tone: str = "main", *, dots: bool = False) -> Series:
     """Return the curve of one metric; steps without a value are skipped."""
-    points = ((float(line["step"]), _value(line, name)) for line in lines if name in line)
+    values = metrics.values(name)
+    numbers = np.flatnonzero(~np.isnan(values) | np.isin(metrics.steps, metrics.null_steps(name)))
+    points = ((float(metrics.steps[number]), float(values[number])) for number in numbers)
     return Series(label, tuple(points), tone, dots)
 
 
-def _validation(lines: Lines, part: str, label: str) -> list[Series]:
+def _validation(metrics: MetricColumns, part: str, label: str) -> list[Series]:
     """Return one curve of `val/{env}/<part>` per environment."""
-    names = sorted({key for line in lines for key in line if key.startswith("val/") and key.endswith(f"/{part}")})
+    names = [name for name in metrics.names if name.startswith("val/") and name.endswith(f"/{part}")]
     labels = {name: label if len(names) == 1 else f"{label}, {name.split('/')[1]}" for name in names}
-    return [_series(lines, name, text, dots=True) for name, text in labels.items()]
+    return [_series(metrics, name, text, dots=True) for name, text in labels.items()]
 
 
-def _per_env(lines: Lines, part: str) -> list[Series]:
+def _per_env(metrics: MetricColumns, part: str) -> list[Series]:
     """Return one curve of `train/{env}/<part>` per environment, if there are several."""
-    names = sorted({key for line in lines for key in line if key.startswith("train/") and key.endswith(f"/{part}")})
-    return [_series(lines, name, f"training, {name.split('/')[1]}", "second", dots=True) for name in names]
+    names = [name for name in metrics.names if name.startswith("train/") and name.endswith(f"/{part}")]
+    return [_series(metrics, name, f"training, {name.split('/')[1]}", "second", dots=True) for name in names]
 
 
-def _single_metric_chart(lines: Lines, title: str, name: str, *, percent: bool = False) -> Chart:
+def _single_metric_chart(metrics: MetricColumns, title: str, name: str, *, percent: bool = False) -> Chart:
     """Return the chart of one metric with its meaning and healthy range."""
     metric = describe(name)
     unit = "" if percent else f", in {metric.unit}"
     caption = f"{metric.meaning}{unit}. Healthy: {healthy_text(metric.healthy)}."
-    return Chart(title, caption, (_series(lines, name, name),), percent)
+    return Chart(title, caption, (_series(metrics, name, name),), percent)
 
 
-def _curves(lines: Lines, warm_start: Lines) -> str:
-    single = partial(_single_metric_chart, lines)
+def _curves(metrics: MetricColumns, warm_start: MetricColumns) -> str:
+    single = partial(_single_metric_chart, metrics)
     charts = [
         Chart(
             "Success",
             "Share of episodes solved: held-out episodes are decoded greedily, training episodes are sampled.",
             (
-                _series(lines, "trajectory/success_rate", "training", "second"),
-                _series(lines, "env/success_once", "training", "second"),
-                *_validation(lines, "success_rate", "held-out"),
-                *_per_env(lines, "success_rate"),
+                _series(metrics, "trajectory/success_rate", "training", "second"),
+                _series(metrics, "env/success_once", "training", "second"),
+                *_validation(metrics, "success_rate", "held-out"),
+                *_per_env(metrics, "success_rate"),
             ),
             percent=True,
             wide=True,
@@ -147,7 +143,7 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
         Chart(
             "Reward",
             "Mean reward of an episode: of training episodes, and of held-out ones.",
-            (_series(lines, "critic/score/mean", "training", "second"), *_validation(lines, "reward", "held-out")),
+            (_series(metrics, "critic/score/mean", "training", "second"), *_validation(metrics, "reward", "held-out")),
         ),
         single("Return", "env/return"),
         single("Entropy", "actor/entropy"),
@@ -159,13 +155,13 @@ def _curves(lines: Lines, warm_start: Lines) -> str:
         single("Throughput", "perf/throughput"),
         _single_metric_chart(warm_start, "Warm start", "sft/loss"),
     ]
-    drawn = "".join(chart.html() for chart in charts) + _timing(lines)
+    drawn = "".join(chart.html() for chart in charts) + _timing(metrics)
     return drawn or '<p class="note">No metrics were logged.</p>'
 
 
-def _timing(lines: Lines) -> str:
+def _timing(metrics: MetricColumns) -> str:
     """Return the tree of phases with their share of the run's time, and a bar of the phases without parts."""
-    run = timing_tree(lines)
+    run = timing_tree(total_times(metrics))
     if run.seconds <= 0.0:
         return ""
     tones = {id(leaf): f"tone{n % 8}" for n, leaf in enumerate(run.leaves())}
@@ -296,9 +292,9 @@ def _figure(label: str, path: Path) -> str:
     )
 
 
-def tasks_html(lines: Sequence[Mapping[str, Any]]) -> str:
+def tasks_html(metrics: MetricColumns) -> str:
     """Return the section with the success in each task before and after training, empty if there are no tasks."""
-    validations = [line for line in lines if any(map(TASK_SUCCESS.fullmatch, line))]
+    validations = list(metrics.lines_with(lambda name: TASK_SUCCESS.fullmatch(name) is not None))
     if not validations:
         return ""
     first, last = validations[0], validations[-1]

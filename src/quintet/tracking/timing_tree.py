@@ -6,10 +6,12 @@ The parts of a phase add up to the phase: what no metric measures is its part `o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
+import numpy as np
+
+from quintet.tracking.metric_columns import MetricColumns
 from quintet.tracking.metrics import describe
 
 PREFIX = "timing_s/"
@@ -34,14 +36,16 @@ class TimedPhase:
             yield from part.leaves()
 
 
-def timing_tree(lines: Iterable[Mapping[str, Any]]) -> TimedPhase:
-    """Return the phases of a run from the lines of its `metrics.jsonl`."""
-    seconds: dict[str, float] = {}
-    for line in lines:
-        for name, value in line.items():
-            if name.startswith(PREFIX) and isinstance(value, int | float) and math.isfinite(value):
-                seconds[name] = seconds.get(name, 0.0) + value
-    return _phase("run", None, seconds)
+def timing_tree(seconds: Mapping[str, float]) -> TimedPhase:
+    """Return the phases of a run or of a step from the sums of its metrics; others than times are ignored."""
+    times = {name: value for name, value in seconds.items() if name.startswith(PREFIX) and math.isfinite(value)}
+    return _phase("run", None, times)
+
+
+def total_times(metrics: MetricColumns) -> dict[str, float]:
+    """Return the sum of each time over a run."""
+    names = [name for name in metrics.names if name.startswith(PREFIX)]
+    return {name: float(np.nansum(metrics.values(name))) for name in names if len(metrics.points(name)[0])}
 
 
 def _phase(name: str, metric: str | None, seconds: Mapping[str, float]) -> TimedPhase:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Response
 
-from quintet.diagnosis.diagnose import diagnose_run, read_coverage
+from quintet.diagnosis.diagnose import diagnose_run, read_coverage, read_run
 from quintet.tracking.metrics import describe, healthy_text
 from quintet.viewer.metrics_file import Curve
 from quintet.viewer.run_catalog import RunCatalog, ViewedRun, differences, run_row
@@ -51,9 +51,10 @@ def metric_routes(catalog: RunCatalog) -> APIRouter:
     def findings(run: str) -> dict[str, Any]:
         """Return the findings in a run, what is true without one, and what is not judged yet."""
         path = catalog.get(run).directory.path
-        coverage = read_coverage(path)
+        stages = read_run(path)
+        coverage = read_coverage(path, stages)
         waiting = coverage.waiting_lines()
-        return {"findings": [*map(asdict, diagnose_run(path))], "verdict": coverage.verdict, "waiting": waiting}
+        return {"findings": [*map(asdict, diagnose_run(path, stages))], "verdict": coverage.verdict, "waiting": waiting}
 
     @router.get("/config")
     def config(run: Runs) -> dict[str, Any]:
@@ -71,8 +72,9 @@ def _add_timeline_routes(router: APIRouter, catalog: RunCatalog) -> None:
     def timeline(run: str, first: int = 0, count: int = 200) -> dict[str, Any]:
         viewed = catalog.get(run)
         with viewed.lock:
-            rows = viewed.metrics.rows()
-        return {"rows": len(rows), "steps": step_phases(rows[first : first + count])}
+            metrics = viewed.metrics.columns()
+            lines = [metrics.line(number) for number in range(len(metrics))[first : first + count]]
+        return {"rows": len(metrics), "steps": step_phases(lines)}
 
     @router.get("/traces")
     def traces(run: str) -> list[dict[str, int]]:
@@ -85,7 +87,7 @@ def _add_timeline_routes(router: APIRouter, catalog: RunCatalog) -> None:
 
 def _points(curve: Curve, points: int) -> dict[str, Sequence[float]]:
     shown = curve.downsampled(min(points, MAX_POINTS))
-    return {"steps": shown.steps, "seconds": shown.seconds, "values": shown.values}
+    return {"steps": list(shown.steps), "seconds": list(shown.seconds), "values": list(shown.values)}
 
 
 def _locked_row(run: ViewedRun) -> dict[str, Any]:

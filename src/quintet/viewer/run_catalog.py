@@ -15,17 +15,13 @@ import yaml
 from quintet.config.yaml_reader import compose_limited
 from quintet.contained_files import is_contained, read_contained
 from quintet.errors import MachineError, UserError
-from quintet.tracking.metrics import describe
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.run_status import RunStatus, find_runs, is_run_directory, read_status, status_as_json
-from quintet.viewer.metrics_file import MetricsFile
+from quintet.viewer.metrics_file import ColumnBudget, Headline, MetricsFile
 from quintet.viewer.trajectory_index import TrajectoryIndex
 
-HEADLINE_METRICS = (
-    *("val/{env}/success_rate", "trajectory/success_rate", "env/success_once", "val/{env}/reward"),
-    *("critic/score/mean", "env/return", "val/loss", "train/loss", "sft/loss"),
-)
-"""Metrics that a list of runs shows: the first that a run has."""
+HEADLINE_POINTS = 60
+"""Values of the headline in a list of runs."""
 
 
 @dataclass(slots=True)
@@ -34,17 +30,17 @@ class ViewedRun:
 
     name: str
     directory: RunDirectory
+    headline: Headline
     metrics: MetricsFile
-    warm_start: MetricsFile
     trajectories: TrajectoryIndex
     lock: threading.Lock = field(default_factory=threading.Lock)
     """Held while its files are read."""
 
     @classmethod
-    def open(cls, name: str, path: Path) -> ViewedRun:
-        """Return the run in a directory; nothing is read yet."""
+    def open(cls, name: str, path: Path, budget: ColumnBudget) -> ViewedRun:
+        """Return the run in a directory; nothing is read yet. `budget` bounds the memory of the metrics of all runs."""
         run = RunDirectory(path)
-        return cls(name, run, MetricsFile(run.metrics), MetricsFile(run.warm_start), TrajectoryIndex(path))
+        return cls(name, run, Headline(run.metrics), MetricsFile(run.metrics, budget), TrajectoryIndex(path))
 
     def config(self) -> Mapping[str, ConfigValue]:
         """Return the values of its configuration, empty before it is written."""
@@ -63,15 +59,6 @@ class ViewedRun:
         started_from = [Path(start.text) / "tokenizer.json"] if start else []
         return next((file for file in (*contained, *started_from) if file.is_file()), None)
 
-    def headline(self) -> tuple[str, list[float]]:
-        """Return the metric that shows best whether it learns, and at most 60 of its values."""
-        names = self.metrics.names()
-        for metric in map(describe, HEADLINE_METRICS):
-            name = next((name for name in names if metric.matches(name)), "")
-            if name and (values := self.metrics.curve(name).downsampled(60).values):
-                return name, list(values)
-        return "", []
-
 
 class RunCatalog:
     """All runs below some paths, each a run directory or a directory of runs; runs that start later are added."""
@@ -79,6 +66,7 @@ class RunCatalog:
     def __init__(self, paths: Sequence[Path]) -> None:
         self._paths = paths
         self._runs: dict[Path, ViewedRun] = {}
+        self._budget = ColumnBudget()
         self._lock = threading.Lock()
 
     def runs(self) -> list[ViewedRun]:
@@ -88,7 +76,7 @@ class RunCatalog:
             names = _distinct_names(paths)
             for path in paths:
                 if path not in self._runs:
-                    self._runs[path] = ViewedRun.open(names[path], path)
+                    self._runs[path] = ViewedRun.open(names[path], path, self._budget)
                 self._runs[path].name = names[path]
             return [self._runs[path] for path in paths]
 
@@ -120,14 +108,14 @@ def _distinct_names(paths: Sequence[Path]) -> dict[Path, str]:
 
 def run_row(run: ViewedRun) -> dict[str, Any]:
     """Return the row of a run in the list of runs."""
-    metric, values = run.headline()
-    rows = run.metrics.rows()
+    headline = run.headline
+    headline.refresh()
     return status_as_json(run.status()) | {
         "name": run.name,
-        "step": rows[-1]["step"] if rows else None,
-        "seconds": rows[-1].get("time_seconds") if rows else None,
-        "metric": metric,
-        "values": values,
+        "step": headline.step,
+        "seconds": headline.seconds,
+        "metric": headline.name,
+        "values": headline.values(HEADLINE_POINTS),
     }
 
 

@@ -14,7 +14,7 @@ from textual.binding import BindingType
 from textual.containers import Horizontal, VerticalScroll
 from textual.widgets import DataTable, Footer, Input, Label, Sparkline, Static, TabbedContent, TabPane
 
-from quintet.diagnosis.diagnose import diagnose_run, read_coverage
+from quintet.diagnosis.diagnose import diagnose_run, read_coverage, read_run
 from quintet.tracking.episode_words import answers_prompt, checks_format, outcome_text
 from quintet.tracking.metrics import describe, healthy_text, ordered_names
 from quintet.tracking.progress import KEY_METRICS, duration
@@ -171,13 +171,14 @@ class TerminalViewer(App[None]):
 
     def _show_findings(self, run: ViewedRun) -> None:
         text = Text()
-        for finding in diagnose_run(run.directory.path):
+        stages = read_run(run.directory.path)
+        for finding in diagnose_run(run.directory.path, stages):
             style = "bold red" if finding.severity == "critical" else "bold yellow"
             text.append(f"{finding.title}\n", style).append(f"{finding.evidence}\n")
             for suggestion in finding.suggestions:
                 text.append(f"  • {suggestion}\n", "dim")
             text.append("\n")
-        coverage = read_coverage(run.directory.path)
+        coverage = read_coverage(run.directory.path, stages)
         if not text:
             text.append(f"{coverage.verdict[0].upper()}{coverage.verdict[1:]}.\n\n")
         if lines := coverage.waiting_lines():
@@ -234,7 +235,9 @@ class TerminalViewer(App[None]):
 
     def _show_timeline(self, run: ViewedRun) -> None:
         text = Text()
-        for step in step_phases(run.metrics.rows()[-MAX_STEPS:]):
+        metrics = run.metrics.columns()
+        lines = map(metrics.line, range(max(0, len(metrics) - MAX_STEPS), len(metrics)))
+        for step in step_phases(lines):
             text.append(f"step {step['step']}  {duration(step['phase']['seconds'])}\n", "bold")
             text.append_text(_phase_lines(step["phase"]["parts"], step["phase"]["seconds"]))
         self.query_one("#phases", Static).update(text if text else Text("No steps yet."))

@@ -12,13 +12,13 @@ _ORDER = {name.removeprefix(PREFIX): number for number, name in enumerate(ordere
 """Place of each phase in a step: the order in which `metrics.yaml` lists them."""
 
 
-def step_phases(rows: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def step_phases(lines: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the phases of each step: name, seconds and parts, in the order in which a step has them.
 
     The parts of `step`, then the phases outside of it: validation and checkpoints.
     """
     return [
-        {"step": row["step"], "phase": _ordered(tree)} for row in rows if (tree := timing_tree([row])).seconds > 0.0
+        {"step": line["step"], "phase": _ordered(tree)} for line in lines if (tree := timing_tree(line)).seconds > 0.0
     ]
 
 

@@ -151,7 +151,7 @@ CASES = [
     ),
     case(planned, ["resume=nver"], "did you mean never?", ["resume=never"]),
     case(planned, ["policy.path=modell"], "did you mean model?", ["policy.path=model"]),
-    case(planned, ["policy.path=zzzzzzz"], "set it to a directory with config.json and weights", ["policy.path=model"]),
+    case(planned, ["policy.path=zzzzzzz"], "set it to a Hugging Face directory, a .gguf ", ["policy.path=model"]),
     case(planned, [*PROMPTS, "reward.function=mine.py:scor"], "did you mean mine.py:score?", MINE),
     case(planned, [*PROMPTS, "reward.function=mine.py:zzzz"], "define it in mine.py, or name one of those", MINE),
     # generation
@@ -333,8 +333,14 @@ CASES = [
     case(
         fine_tuned,
         ["sft={episodes: {}, path: nowhere}"],
-        "set it to a directory on this machine",
+        "set it to a Hugging Face directory, a .gguf file of ",
         ["sft={episodes: {}, path: model}"],
+    ),
+    case(
+        fine_tuned,
+        ["sft={episodes: {}, lora: {path: nowhere}}"],
+        "set it to a directory on this machine",
+        ["sft={episodes: {}, lora: {path: model}}"],
     ),
     case(command, "translate verl.yaml --to verl", "choose another target format", "translate verl.yaml --to native"),
     case(
@@ -357,6 +363,7 @@ EXEMPT = {
     "cli/example_files.py examples_directory": "another installation is the remedy",
     "cli/config_source.py _unused_arguments": "test_scripts_and_translation.py has it",
     "cli/config_source.py read_config_source": "--release without a framework's file: leaves the option out",
+    "cli/choices.py missing_model": "another file is the remedy",
     "cli/choices.py template_problems": "test_cached_models.py follows it",
     "cli/view.py _show_in_terminal": "a package has to be installed",
     "cli/explain.py _check_known": "the file is the user's own",

@@ -48,3 +48,19 @@ def test_an_example_is_copied_with_the_files_it_needs(tmp_path: Path, name: str,
     assert {path.name for path in (tmp_path / "new").iterdir()} == files
     again = CliRunner().invoke(app, ["examples", "copy", name, str(tmp_path / "new")])
     assert "exists" in str(again.exception)
+
+
+@pytest.mark.parametrize("name", ["custom/square.yaml", "native/stuck_run"])
+@pytest.mark.parametrize("linked", ["missing", "directory"])
+def test_an_example_is_not_written_through_a_link(tmp_path: Path, name: str, linked: str) -> None:
+    """A link to a file that does not exist would create it; one to a directory would get the files."""
+    outside, copies = tmp_path / "outside", tmp_path / "copies"
+    copies.mkdir()
+    if linked == "directory":
+        outside.mkdir()
+    (copies / Path(name).name).symlink_to(outside)
+    done = CliRunner().invoke(app, ["examples", "copy", name, str(copies)])
+    assert done.exit_code
+    assert f"{copies / Path(name).name} exists" in str(done.exception)
+    assert list(copies.iterdir()) == [copies / Path(name).name]
+    assert not outside.exists() or not list(outside.iterdir())

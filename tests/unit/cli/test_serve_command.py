@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from quintet.cli.options import ServeOptions
 from quintet.cli.serve import run
 from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError, UserError
+from quintet.runtime.server_process import server_interpreter
 from quintet.runtime.serving.build import build_request_handler
 
 PAGE = (Path(__file__).parents[3] / "docs" / "serving.md").read_text()
@@ -60,11 +62,15 @@ def test_a_model_behind_a_link_has_the_name_that_was_given(
     assert started[0][2] == "mine"
 
 
-def test_a_stopped_server_frees_its_objects() -> None:
+def test_a_server_has_an_interpreter_that_answers_and_a_stopped_one_frees_its_objects() -> None:
     """Else triton prints thirty lines about leaks at each end of `quintet serve`."""
-    with serve._frozen_objects():
+    thresholds, switch_seconds = gc.get_threshold(), sys.getswitchinterval()
+    with server_interpreter():
         assert gc.get_freeze_count() > 0
+        assert gc.get_threshold()[0] > thresholds[0]
+        assert sys.getswitchinterval() < switch_seconds / 20
     assert gc.get_freeze_count() == 0
+    assert (gc.get_threshold(), sys.getswitchinterval()) == (thresholds, switch_seconds)
 
 
 def test_what_is_no_model_is_told() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -199,9 +200,9 @@ def test_a_missing_file_is_reported_with_similar_names(tmp_path: Path) -> None:
         read(tmp_path)
 
 
-def test_a_large_parquet_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
-    monkeypatch.setattr(tables, "REWRITE_BATCH_ROWS", 16)
+def test_a_large_parquet_file_is_converted_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_DECODED_BYTES", 0)
+    monkeypatch.setattr(tables, "BATCH_ROWS", 16)
     rows = [{"number": n, "kind": "odd" if n % 2 else "even", "words": [{"role": str(n)}]} for n in range(100)]
     table = pa.Table.from_pylist(rows)
     table = table.set_column(1, "kind", table["kind"].dictionary_encode())
@@ -215,11 +216,44 @@ def test_a_large_parquet_file_is_mapped_and_not_read(tmp_path: Path, monkeypatch
     assert len(read(tmp_path / "a.parquet", cache=tmp_path / "cache")) == 50
 
 
+def test_memory_for_repeated_values_is_one_batch(tmp_path: Path) -> None:
+    """A text of 20 kB in 20,000 rows: a file of some kB, 400 MB when it is decoded."""
+    text = "x" * 20_000
+    table = pa.table({"text": pa.DictionaryArray.from_arrays(pa.array([0] * 20_000, pa.int32()), pa.array([text]))})
+    pq.write_table(table.cast(pa.schema([("text", pa.string())])), tmp_path / "a.parquet")
+    before = pa.total_allocated_bytes()
+    del table
+    rows, _ = open_rows([str(tmp_path / "a.parquet")], KEY, str(tmp_path))
+    assert len(rows) == 20_000
+    assert rows[0] == rows[12_345] == rows[19_999] == {"text": text}
+    assert pa.total_allocated_bytes() - before < tables.CACHED_BATCHES * 2 * tables.BATCH_BYTES
+    (copy,) = (tmp_path / "tables").iterdir()
+    assert copy.stat().st_size < 40 << 20
+
+
+def test_the_cache_keeps_the_copies_that_were_used_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tables, "MAX_DECODED_BYTES", 0)
+    names = [tmp_path / f"{name}.parquet" for name in "abc"]
+    opened = [open_rows([str(write(name, ROWS))], KEY, str(tmp_path))[0] for name in names[:2]]
+    copies = {tables.file_fingerprint(name): name for name in names[:2]}
+    (size, _) = [copy.stat().st_size for copy in (tmp_path / "tables").iterdir()]
+    for age, name in enumerate(names[:2]):  # the first was used an hour before the second
+        (copy,) = (tmp_path / "tables").glob(f"{tables.file_fingerprint(name)}-*")
+        os.utime(copy, (age * 3600, age * 3600))
+    open_rows([str(names[0])], KEY, str(tmp_path))
+    monkeypatch.setattr(tables, "MAX_CACHE_BYTES", 2 * size)
+    write(names[2], ROWS)
+    open_rows([str(names[2])], KEY, str(tmp_path))
+    left = {copy.stem.partition("-")[0] for copy in (tmp_path / "tables").iterdir()}
+    assert left == {tables.file_fingerprint(names[0]), tables.file_fingerprint(names[2])} != set(copies)
+    assert opened[1][0] == ROWS[0], "a copy that is open can be read after it was removed"
+
+
 def test_copies_of_large_tables_are_in_the_configured_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "user"))
-    monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
+    monkeypatch.setattr(tables, "MAX_DECODED_BYTES", 0)
     write(tmp_path / "a.parquet", ROWS)
     config = DataConfig(train_files=(f"{tmp_path}/a.parquet",), cache_dir=f"{tmp_path}/mine")
     assert len(open_split(config, None, "train").rows) == len(ROWS)
@@ -228,7 +262,7 @@ def test_copies_of_large_tables_are_in_the_configured_directory(
 
 
 def test_an_unwritable_cache_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tables, "MAX_EAGER_BYTES", 0)
+    monkeypatch.setattr(tables, "MAX_DECODED_BYTES", 0)
     write(tmp_path / "a.parquet", ROWS)
     (tmp_path / "cache").write_text("no directory")
     with pytest.raises(MachineError, match="cannot write"):

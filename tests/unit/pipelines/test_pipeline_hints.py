@@ -313,6 +313,7 @@ CASES = [
     case(cloned, 2, "policy.vla.action_dim=3", 3),
 ]
 EXEMPT = {
+    "pipelines/model_download.py": "test_model_download.py follows them",
     "pipelines/first_prompt.py": "test_plan_prompt.py follows them",
     "pipelines/sft/": "test_sft_hints.py follows them",
     "pipelines/export.py _merge": "another machine is needed",

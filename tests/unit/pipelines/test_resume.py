@@ -23,7 +23,7 @@ from quintet.config.plan.run_plan import planned_disk
 from quintet.errors import ConfigError, MachineError
 from quintet.pipelines import rl
 from quintet.pipelines.rl import train
-from quintet.tracking.loggers import read_metrics
+from quintet.tracking.metric_columns import read_columns
 from quintet.tracking.metrics import without_timing
 from quintet.training.checkpoint.checkpoint import MANIFEST_FILE, STATE_FILE
 
@@ -343,4 +343,4 @@ def test_a_checkpoint_with_former_key_names_is_resumed(run: Run) -> None:
     text = (place / "config.yaml").read_text()
     (place / "config.yaml").write_text(text.replace("\nenv:", "\nworld:").replace("\n  episodes:", "\n  games:"))
     run("training.steps=2")
-    assert [line["step"] for line in read_metrics(place / "metrics.jsonl")][-1] == 2
+    assert read_columns(place / "metrics.jsonl").steps[-1] == 2

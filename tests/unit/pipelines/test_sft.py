@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -440,10 +441,11 @@ def test_a_run_that_starts_again_leaves_nothing_of_the_former_one(
     overrides = [f"sft.path={policy_directory}", f"output_dir={tmp_path}", "name=rl", *rows, *COMMON]
     composed = load_experiment(None, [*overrides, "sft.then_reinforce=true", "data.max_steps=1"])
     model = policy_after_sft(composed, io.StringIO())
-    before = (model / "model.safetensors").stat().st_ino
     again = load_experiment(None, [*overrides, "sft.then_reinforce=true", "data.max_steps=1", "resume=never"])
-    assert policy_after_sft(again, io.StringIO()) == model
-    assert (model / "model.safetensors").stat().st_ino != before, "the fine-tuning of the former run was used again"
+    with (model / "model.safetensors").open("rb") as former:  # while it is open, no other file has its number
+        assert policy_after_sft(again, io.StringIO()) == model
+        same = os.path.samestat(os.fstat(former.fileno()), (model / "model.safetensors").stat())
+    assert not same, "the fine-tuning of the former run was used again"
     run = RunDirectory(tmp_path / "rl")
     for name in ("model", "lora_adapter"):
         (run.path / name).mkdir()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import partial
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM, PreTrainedModel
 
 from quintet.kernels.build import find_compiler
@@ -66,12 +71,22 @@ LAYOUTS = {
 }
 
 
-def passes(model: PreTrainedModel, layout: PackedLayout, size: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Last states, and the gradients of all weights for a random direction."""
-    model.zero_grad()
+def last_states(model: PreTrainedModel, layout: PackedLayout, size: int, dtype: torch.dtype) -> Tensor:
     tokens, positions = torch.arange(size) * 7919 % VOCABULARY, torch.arange(size) % 50
     with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
-        states = compute_hidden_states(model.model, tokens, positions, layout).float()
+        return compute_hidden_states(model.model, tokens, positions, layout).float()
+
+
+def passes(
+    model: PreTrainedModel,
+    layout: PackedLayout,
+    size: int,
+    dtype: torch.dtype,
+    forward: Callable[..., Tensor] = last_states,
+) -> dict[str, Tensor]:
+    """Last states, and the gradients of all weights for a random direction."""
+    model.zero_grad()
+    states = forward(model, layout, size, dtype)
     direction = torch.randn(states.shape, generator=torch.Generator().manual_seed(1))
     torch.autograd.backward((states * direction).sum())
     grads = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -110,6 +125,44 @@ def test_what_is_hooked_in_is_called() -> None:
     assert seen == [1]
     handle.remove()
     assert not takes_modules(model)
+
+
+@pytest.fixture
+def mesh() -> Iterator[distributed.DeviceMesh]:
+    """A mesh of one rank."""
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("gathered", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("reshard", [True, False])
+@pytest.mark.parametrize("make", [qwen, llama])
+def test_layers_that_fsdp_shards_are_computed_by_the_kernels(
+    make: object, reshard: bool, gathered: torch.dtype, mesh: distributed.DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build, (layout, size) = (qwen if make is qwen else llama), LAYOUTS["prompts that begin alike"]
+    expected = passes(shaken(build()), layout, size, gathered)
+    model = shaken(build())
+    policy = MixedPrecisionPolicy(gathered, torch.float32, cast_forward_inputs=False)
+    for layer in model.model.layers:
+        fully_shard(layer, mesh=mesh, mp_policy=policy, reshard_after_forward=reshard)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    monkeypatch.delattr(hidden_states, "_modules_hidden_states")
+    model.forward = partial(last_states, model)  # type: ignore[assignment]
+    for _ in range(2):
+        actual = passes(model, layout, size, gathered, lambda model, *arguments: model(*arguments))
+    for key, value in expected.items():
+        bound = (1e-5 if gathered is torch.float32 else 6e-2) * float(value.abs().max())
+        tensor = actual[key].full_tensor() if hasattr(actual[key], "full_tensor") else actual[key]
+        assert float((tensor - value).abs().max()) <= bound, key
+
+
+def test_other_sharding_units_than_layers_are_left_to_the_modules(mesh: distributed.DeviceMesh) -> None:
+    model = shaken(qwen())
+    for layer in model.model.layers:
+        fully_shard(layer.mlp, mesh=mesh)
+    assert takes_modules(model)
 
 
 def test_models_that_recompute_or_are_of_another_type_keep_their_modules() -> None:

@@ -20,7 +20,8 @@ from quintet.errors import MachineError
 from quintet.records import PROMPTS, FinishReason, Outcome, Trajectory, Turn
 from quintet.tracking.atomic_files import TEMPORARY_KEY, translate_os_errors, write_atomic
 from quintet.tracking.logger import LoggerContext
-from quintet.tracking.loggers import build_loggers, read_metrics, truncate
+from quintet.tracking.loggers import build_loggers, truncate
+from quintet.tracking.metric_columns import read_columns
 from quintet.tracking.metrics import describe, markdown_table, without_timing
 from quintet.tracking.progress import BarProgress, PlainProgress, build_progress, duration
 from quintet.tracking.report import ComparisonRow, write_report
@@ -59,7 +60,7 @@ def test_every_metric_is_defined_or_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="actor/entropi"):
         logger.log(2, 3.0, {"actor/entropi": 0.5})
     logger.close()
-    assert read_metrics(tmp_path / "metrics.jsonl") == [
+    assert [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()] == [
         {"step": 1, "time_seconds": 2.0, "actor/entropy": 0.5, "val/frozenlake/success_rate": 0.25}
     ]
     assert "nats" in markdown_table()
@@ -74,7 +75,7 @@ def test_truncate_drops_metrics_after_the_resumed_step(tmp_path: Path) -> None:
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 5, "half')
     truncate(tmp_path, 2)
-    assert [line["step"] for line in read_metrics(tmp_path / "metrics.jsonl")] == [0, 1, 2]
+    assert list(read_columns(tmp_path / "metrics.jsonl").steps) == [0, 1, 2]
 
 
 def test_without_timing_drops_times_and_rates() -> None:
@@ -434,6 +435,12 @@ def test_a_file_in_place_of_the_run_directory_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(MachineError, match="file"):
         RunDirectory(tmp_path / "file" / "run").create()
+
+
+def test_a_link_to_nothing_in_place_of_the_output_directory_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "runs").symlink_to(tmp_path / "missing")
+    with pytest.raises(MachineError, match=f"{tmp_path}/runs is a link to {tmp_path}/missing, which does not exist"):
+        RunDirectory(tmp_path / "runs" / "run").create()
 
 
 def test_an_output_directory_that_cannot_be_created_is_reported_by_its_key() -> None:

@@ -44,7 +44,9 @@ def custom_advantage(batch: Batch, config: CustomAdvantageConfig) -> tuple[Tenso
 
 
 def _checked(result: Any, batch: Batch, key: str, value: str, *, whitened: bool) -> tuple[Tensor, Tensor]:
-    if not _is_pair(result, len(batch.tokens)):
+    shape = (len(batch.tokens),)
+    is_pair = isinstance(result, tuple | list) and len(result) == 2
+    if not is_pair or not all(isinstance(values, Tensor) and values.shape == shape for values in result):
         raise ConfigError(
             f"{key} = {value!r} must return (advantages, returns), two tensors with one number per token",
             key=key,
@@ -53,9 +55,3 @@ def _checked(result: Any, batch: Batch, key: str, value: str, *, whitened: bool)
         )
     advantages, returns = (torch.where(batch.loss_mask, x.to(batch.rewards.dtype), 0.0) for x in result)
     return (whiten(advantages, batch.loss_mask) if whitened else advantages), returns
-
-
-def _is_pair(result: object, size: int) -> bool:
-    if not isinstance(result, tuple | list) or len(result) != 2:
-        return False
-    return all(isinstance(values, Tensor) and values.shape == (size,) for values in result)

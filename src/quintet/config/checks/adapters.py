@@ -8,10 +8,11 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from quintet.config.composed import ComposedConfig
+from quintet.config.model_locations.locations import config_file
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import LoraConfig
 from quintet.config.plan.model_shapes import ModelShape
-from quintet.config.plan.models import config_file, find_models, policy_path
+from quintet.config.plan.models import find_models, policy_path
 from quintet.config.problems import ConfigProblem
 
 ALL_LINEAR = "all-linear"

@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from quintet.config.composed import ComposedConfig, config_value
-from quintet.config.plan.model_shapes import UnreadableConfigError
+from quintet.config.model_locations.locations import UnreadableConfigError, read_model_config
 from quintet.config.plan.model_support import unsupported_reason
-from quintet.config.plan.models import config_file, read_config
 from quintet.config.problems import ConfigProblem, raise_problems
 
 PATHS = ("policy.path", "sft.path", "critic.path", "reference.path")
@@ -20,12 +19,12 @@ def model_problems(composed: ComposedConfig) -> Iterator[ConfigProblem]:
         return
     for key in PATHS:
         path = config_value(config, key) if key != "sft.path" or config.sft else None
-        if path is None or (file := config_file(str(path))) is None:
-            continue
         try:
-            settings = read_config(file)
+            settings = None if path is None else read_model_config(str(path))
         except (UnreadableConfigError, OSError, ValueError, RecursionError):
             continue  # loading the model says why
+        if settings is None:
+            continue
         overrides = config.policy.overrides if key in ("policy.path", "sft.path") else {}
         if reason := unsupported_reason({**settings, **overrides}):
             yield composed.problem(key, f"{reason}; docs/models.md lists the supported model families")

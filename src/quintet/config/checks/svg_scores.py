@@ -8,8 +8,8 @@ from typing import Final
 
 from quintet import hardware
 from quintet.config.composed import ComposedConfig
+from quintet.config.model_locations.locations import config_file
 from quintet.config.native.envs import SvgConfig
-from quintet.config.plan.models import config_file
 from quintet.config.problems import ConfigProblem
 
 DREAMSIM_FILES: Final = (

@@ -9,8 +9,7 @@ from quintet.config.dialects.dialect import Dialect, known_names
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.dialects.value_types import SECTION
 from quintet.config.dotted import is_inside
-from quintet.config.plan.model_shapes import UnreadableConfigError
-from quintet.config.plan.models import config_file, read_config
+from quintet.config.model_locations.locations import UnreadableConfigError, config_file, read_config
 from quintet.config.problems import ConfigProblem, setting_problem, source_of
 from quintet.config.schema import format_value
 

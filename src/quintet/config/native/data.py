@@ -20,6 +20,9 @@ from quintet.config.native.section import (
     UnitInterval,
 )
 
+DEFAULT_VALIDATION_ROWS = 256
+"""Training rows of a validation without validation files; as many as `validation.episodes` by default."""
+
 
 class DomainConfig(Section):
     """Prompts of one domain."""
@@ -106,12 +109,17 @@ class DataConfig(Section):
     dataset_class: Annotated[str | None, RunsCode()] = None
     """Custom dataset, `file.py:Class`: `Class(data_files, tokenizer, config)` with `len()` and rows by index, each a
     mapping like a row of a file."""
+    check: Literal["columns", "all"] = "columns"
+    """What is checked of the rows of fine-tuning before the first step: that they have the columns, types and roles, or
+    `all`: every row is encoded as well. With `columns`, a row that the chat template refuses ends the run when a step
+    needs it."""
     cache_dir: str | None = None
     """Directory for memory-mapped copies of large tables; null uses the user cache directory."""
     train_rows: PositiveInt | None = None
     """Number of randomly selected training rows; null uses all."""
     validation_rows: PositiveInt | None = None
-    """Number of first held-out rows; null uses all."""
+    """Number of first held-out rows; null uses all, or a sample of 256 training rows if there are no validation
+    files."""
     validation_batch: PositiveInt | None = None
     """Held-out prompts per batch; null uses all at once."""
     epochs: PositiveInt | None = None
@@ -125,6 +133,11 @@ class DataConfig(Section):
         shares = sum(domain.share for domain in self.domains.values())
         if self.domains and not 0.0 < shares <= 1.0 + 1e-6:
             yield f"the shares of `domains` sum to {shares:g}, and not to 1", "domains={}"
+
+    @property
+    def validates_on_training_rows(self) -> bool:
+        """Whether there are no held-out files."""
+        return not self.validation_files
 
     def prompts_per_domain(self, prompts_per_step: int) -> dict[str, int]:
         """Return the number of prompts of each domain in a step."""

@@ -7,7 +7,7 @@ from pydantic import Field
 
 from quintet.config.native.algorithm import AlgorithmConfig
 from quintet.config.native.data import DataConfig, EvaluationConfig, GenerationConfig, RewardConfig
-from quintet.config.native.envs import EnvConfig, FrozenLakeConfig, MixedEnvConfig
+from quintet.config.native.envs import EnvConfig, FrozenLakeConfig, MixedEnvConfig, SimulatorConfig
 from quintet.config.native.learners import ActorConfig, CriticConfig, ReferenceConfig
 from quintet.config.native.mixed_envs import RunEnv, apportion
 from quintet.config.native.placement import PlacementConfig
@@ -105,6 +105,17 @@ class Experiment(Section):
     @property
     def needs_critic(self) -> bool:
         return self.algorithm.advantage.trains_critic
+
+    def simulator_config(self, *, is_validation: bool) -> SimulatorConfig:
+        """Return the configuration of the simulator of training or of validations.
+
+        Raises:
+            TypeError: the run has no simulator.
+        """
+        env = (self.validation.simulator if is_validation else None) or self.env
+        if not isinstance(env, SimulatorConfig):
+            raise TypeError("the run has no simulator")
+        return env
 
     @property
     def reference_has_adapters(self) -> bool:

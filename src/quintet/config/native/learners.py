@@ -189,7 +189,7 @@ class ActorConfig(LearnerConfig):
     """Shuffle episodes into mini-batches in each epoch."""
     shuffle_seed: Count | None = None
     """Seed of the shuffling; null uses `seed`."""
-    balance_ranks: bool = False
+    balance_ranks: bool = True
     """Form micro-batches so that all data-parallel ranks have equally many of similar size. Affects the time, not the
     result."""
 

@@ -95,11 +95,12 @@ class PolicyConfig(Section):
     """Policy model."""
 
     preset: str | None = "grid-1m"
-    """Small model with random weights that is created for the run. Exclusive with `path`, which replaces the
-    default."""
+    """Small model with random weights that is created for the run; or a pretrained model of `quintet model list`, such
+    as `smollm2-135m`, which is downloaded once. Exclusive with `path`, which replaces the default."""
     path: str | None = None
-    """Hugging Face model directory, or the name of a model (`organisation/name`) in the cache of the hub, to which
-    `hf download` copies it. Exclusive with `preset`."""
+    """Hugging Face model directory; a `.gguf` file, which is converted once; the name of a model of the hub,
+    `organisation/name` or `organisation/name@revision`, which is downloaded unless its cache has it or `HF_HUB_OFFLINE`
+    is set; or a name of `quintet model list`. Exclusive with `preset`."""
     kind: Annotated[str | None, Requires(Capability.POLICIES, unsupported=FURTHER_POLICIES)] = None
     """Kind of model if its directory does not state it: `qwen2.5_vl`, `openvla_oft`, `mlp`."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"

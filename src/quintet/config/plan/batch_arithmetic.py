@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from quintet.config.composed import ComposedConfig
 from quintet.config.divisors import nearest_divisor
+from quintet.config.model_locations.published_models import published_models
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batches import max_mini_batches
 from quintet.config.plan.mixed_envs import mixture_problems
@@ -164,8 +165,9 @@ def _check_files(composed: ComposedConfig) -> Iterator[ConfigProblem]:
 def _check_preset(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     preset = composed.experiment.policy.preset
     if preset is not None and preset not in PRESET_CONTEXTS and not composed.experiment.env.is_simulator:
-        close = nearest(preset, PRESET_CONTEXTS)
-        hint = (f"did you mean policy.preset={close}? " if close else "") + f"known: {', '.join(PRESET_CONTEXTS)}"
+        known = (*PRESET_CONTEXTS, *published_models())
+        close = nearest(preset, known)
+        hint = (f"did you mean policy.preset={close}? " if close else "") + f"known: {', '.join(known)}"
         yield composed.problem("policy.preset", "no such preset", hint)
 
 

@@ -8,11 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from quintet.config.model_locations.locations import UnreadableConfigError
 from quintet.config.plan.vision_encoder import VisionEncoderShape, read_vision_encoder
-
-
-class UnreadableConfigError(Exception):
-    """A `config.json` lacks a required size, or has an invalid one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,25 +1,27 @@
-"""Shapes of a run's models, from `config.json` in a directory or in the cache of the Hugging Face hub."""
+"""Shapes of a run's models, from their `config.json`."""
 
-import json
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from quintet.config.composed import config_value
+from quintet.config.model_locations.locations import (
+    UnreadableConfigError,
+    hub_revision,
+    is_hub_name,
+    model_directory,
+    read_config,
+    read_model_config,
+)
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.model_shapes import OPENVLA, PRESET_SHAPES, ModelShape, UnreadableConfigError, read_shape
+from quintet.config.plan.model_shapes import OPENVLA, PRESET_SHAPES, ModelShape, read_shape
 from quintet.config.plan.vision_encoder import VisionEncoderShape
 
-HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w.-]+", re.ASCII)
 MODEL_PATHS = {"critic": "critic.path", "reward": "reward.model.path", "reference": "reference.path"}
 """Keys of the models that may differ from the policy, by component."""
 MIN_PUBLISHED_BYTES = 2 << 30
 """Published models of OpenVLA have 15 GB of weights; smaller ones are made for tests."""
-MAX_CONFIG_BYTES = 1 << 20
-"""Larger `config.json` files are not read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +72,7 @@ def find_models(config: Experiment) -> Models:
 
 def _is_small(path: str | None) -> bool:
     """Return whether the weights in a directory are clearly fewer than those of a published model."""
-    sizes = [file.stat().st_size for file in _directory(path).glob("*.safetensors")] if path is not None else []
+    sizes = [file.stat().st_size for file in model_directory(path).glob("*.safetensors")] if path is not None else []
     return 0 < sum(sizes) < MIN_PUBLISHED_BYTES
 
 
@@ -81,28 +83,30 @@ def _preset_shape(config: Experiment) -> ModelShape | UnknownModel:
     return PRESET_SHAPES[preset]
 
 
-def is_hub_name(path: str) -> bool:
-    """Return whether a path may be a model on the hub: `organisation/name`, and not an existing directory."""
-    return HUB_NAME.fullmatch(path) is not None and not os.path.exists(path)
-
-
 def find_model_shape(path: str, overrides: Mapping[str, Any]) -> ModelShape | UnknownModel:
-    """Return the shape of a model in a directory or in the hub cache."""
-    if (file := config_file(path)) is None:
-        if is_hub_name(path):
-            reason = f"the directory {path} does not exist, and the Hugging Face cache has no config.json of that name"
-            return UnknownModel(reason, f"hf download {path} config.json")
-        return UnknownModel(f"no config.json at {_directory(path)}", "give a Hugging Face model directory")
+    """Return the shape of a model, also if it is still to be downloaded or converted."""
     try:
-        shape = read_shape({**read_config(file), **overrides})
-        return shape if shape.encoder is None else replace(shape, encoder=_with_limits(shape.encoder, file.parent))
+        config = read_model_config(path)
+        if config is None:
+            return _missing(path)
+        shape = read_shape({**config, **overrides})
+        return shape if shape.encoder is None else replace(shape, encoder=_with_limits(shape.encoder, path))
     except (UnreadableConfigError, OSError, ValueError, RecursionError) as error:
-        return UnknownModel(f"{file} has no known shape: {error}", "supported: models like Llama, Qwen and Gemma")
+        source = model_directory(path) / "config.json" if os.path.isdir(model_directory(path)) else path
+        return UnknownModel(f"{source} has no known shape: {error}", "supported: models like Llama, Qwen and Gemma")
 
 
-def _with_limits(encoder: VisionEncoderShape, directory: Path) -> VisionEncoderShape:
+def _missing(path: str) -> UnknownModel:
+    if not is_hub_name(path):
+        return UnknownModel(f"no config.json at {model_directory(path)}", "give a Hugging Face model directory")
+    name, revision = hub_revision(path)
+    reason = f"the directory {path} does not exist, and the Hugging Face cache has no config.json of that name"
+    return UnknownModel(reason, f"hf download {name} config.json" + (f" --revision {revision}" if "@" in path else ""))
+
+
+def _with_limits(encoder: VisionEncoderShape, path: str) -> VisionEncoderShape:
     """Return the encoder with the limits of the model's image processor, if its file is there."""
-    file = directory / "preprocessor_config.json"
+    file = model_directory(path) / "preprocessor_config.json"
     settings = read_config(file) if os.path.exists(file) else {}
     size = settings.get("size") or {}
     smallest_edge, largest_edge = size.get("shortest_edge"), size.get("longest_edge")
@@ -110,47 +114,3 @@ def _with_limits(encoder: VisionEncoderShape, directory: Path) -> VisionEncoderS
     return replace(
         encoder, min_pixels=int(smallest or encoder.min_pixels), max_pixels=int(largest or encoder.max_pixels)
     )
-
-
-def config_file(path: str) -> Path | None:
-    """Return the `config.json` of a model in a directory or in the hub cache, None if missing."""
-    file = _directory(path) / "config.json"
-    return file if os.path.exists(file) else None
-
-
-def cached_model(path: str) -> str | None:
-    """Return the directory of a model of the hub in the cache of `huggingface_hub`; None if it is not there."""
-    file = config_file(path) if is_hub_name(path) else None
-    return None if file is None else str(file.parent)
-
-
-def read_config(file: Path) -> dict[str, Any]:
-    """Parse a `config.json`.
-
-    Raises:
-        UnreadableConfigError: it is too large, or not a mapping.
-        ValueError: it is not JSON.
-    """
-    if file.stat().st_size > MAX_CONFIG_BYTES:
-        raise UnreadableConfigError(f"it is larger than {MAX_CONFIG_BYTES >> 20} MiB")
-    config = json.loads(file.read_text(encoding="utf-8"))
-    if not isinstance(config, dict):
-        raise UnreadableConfigError("it is not a mapping")
-    return config
-
-
-def _directory(path: str) -> Path:
-    """Return the directory of a model, for a hub name that of a snapshot in the cache of `huggingface_hub`.
-
-    The snapshot is the one that `main` refers to, otherwise any one with a `config.json`.
-    """
-    if not is_hub_name(path):
-        return Path(os.path.expanduser(path))
-    hf_home = os.environ.get("HF_HOME") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "huggingface"
-    cache = Path(os.path.expanduser(os.environ.get("HF_HUB_CACHE") or Path(hf_home) / "hub"))
-    model = cache / f"models--{path.replace('/', '--')}"
-    main = model / "refs" / "main"
-    commit = main.read_text(encoding="utf-8", errors="replace").strip() if os.path.exists(main) else None
-    snapshots = sorted(file.parent for file in model.glob("snapshots/*/config.json"))
-    matching = [path for path in snapshots if path.name == commit] or snapshots
-    return matching[-1] if matching else model

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from quintet.config.native.data import DataConfig
+from quintet.config.native.data import DEFAULT_VALIDATION_ROWS, DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.errors import ConfigError
 
@@ -45,7 +45,10 @@ def count_training_rows(config: Experiment) -> TrainingRows | None:
     if data is None or not data.train_files or not learns_from_files(config):
         return None
     rows = _count_dataset(data, data.train_files, data.train_rows)
-    validation_rows = _count_dataset(data, data.validation_files or data.train_files, data.validation_rows)
+    limit = data.validation_rows
+    if limit is None and data.validates_on_training_rows:
+        limit = DEFAULT_VALIDATION_ROWS
+    validation_rows = _count_dataset(data, data.validation_files or data.train_files, limit)
     batch, sets_steps = rows_per_step(config), num_epochs(config) is not None
     steps = num_steps(config, rows) if sets_steps and rows is not None and rows >= batch else None
     filtered = data.filter_long_prompts and config.sft_only is None

@@ -23,6 +23,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError
 
 from quintet import hardware
+from quintet.arrow_values import checked
 from quintet.data.robot_demonstrations.dataset import (
     FeatureNames,
     InvalidDatasetError,
@@ -340,7 +341,7 @@ def read_table(path: Path, columns: Sequence[str]) -> pa.Table:
     """
     with _opened(path) as file:
         _check_columns(file, columns)
-        return file.read(columns=list(columns))
+        return checked(file.read(columns=list(columns)))
 
 
 def read_rows(path: Path, columns: Sequence[str], first: int | None, count: int, name: str) -> Mapping[str, list[Any]]:
@@ -364,7 +365,7 @@ def read_rows(path: Path, columns: Sequence[str], first: int | None, count: int,
             elif end < first + count:
                 groups.append(number)
             end += size
-        table = file.read_row_groups(groups, columns=list(columns)).slice(first - skipped, count)
+        table = checked(file.read_row_groups(groups, columns=list(columns))).slice(first - skipped, count)
         return {column: table.column(column).to_pylist() for column in columns}
 
 

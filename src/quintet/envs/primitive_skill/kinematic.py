@@ -34,11 +34,6 @@ WOOD, METAL, TARGET, CABINET, HANDLE = (196, 164, 120), (120, 125, 135), (70, 11
 TARGET_HALF: Final = 0.05
 
 
-def draw_scene(scene: Scene, resolution: int) -> np.ndarray:
-    """Return the image, RGB `uint8[resolution, resolution, 3]`."""
-    return cast_rays(CAMERA, _shapes(scene), resolution)
-
-
 def _shapes(scene: Scene) -> list[Shape]:
     shapes: list[Shape] = [Box((-1.5, -1.5, -0.1), (0.4, 1.5, 0.0), WOOD)]
     for x, y, _ in scene.targets.values():
@@ -116,7 +111,7 @@ class KinematicTable:
         return self._task.is_solved(self._scene)
 
     def render(self) -> np.ndarray:
-        return draw_scene(self._scene, self._config.resolution)
+        return cast_rays(CAMERA, _shapes(self._scene), self._config.resolution)
 
     def expert_skill(self) -> str:
         skill = self._task.expert(self._scene)

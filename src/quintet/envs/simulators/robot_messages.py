@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
+from pydantic import TypeAdapter
 
 from quintet.embodied_records import ChunkResult, RobotEpisode, RobotObservation
 from quintet.envs.simulators.vector_env import RobotVectorEnv
 from quintet.envs.validation import InvalidEnvOutputError
-from quintet.records import Failure, Outcome
 
 Message = Mapping[str, Any]
 Call = Literal["describe", "reset", "step"]
@@ -36,6 +36,9 @@ class ResetResult:
     observation: RobotObservation
     tasks: np.ndarray
     """Index in `SimulatorDescription.tasks` of each start state, int64 [B, K]; -1 for a task that is not listed."""
+
+
+_DESCRIPTION, _EPISODE = TypeAdapter(SimulatorDescription), TypeAdapter(RobotEpisode)
 
 
 def description(env: RobotVectorEnv) -> SimulatorDescription:
@@ -82,10 +85,8 @@ def description_from_message(message: Message) -> SimulatorDescription:
         InvalidEnvOutputError: it is none.
     """
     try:
-        tasks = tuple(map(str, message["tasks"]))
-        action_dim, num_start_states = int(message["action_dim"]), int(message["num_start_states"])
-        return SimulatorDescription(action_dim, num_start_states, float(message["control_frequency"]), tasks)
-    except (KeyError, TypeError, ValueError) as error:
+        return _DESCRIPTION.validate_python(message)
+    except ValueError as error:
         raise InvalidEnvOutputError(f"no description of a simulator: {error}") from error
 
 
@@ -139,29 +140,11 @@ def _final_observation(observation: RobotObservation, message: Message | None) -
     if message is None:
         return None
     rows = _array(message["rows"], np.int64, (None,))
-    final = _observation(message, len(rows))
-    images = observation.images.copy()
-    state = observation.state.copy()
-    instructions = list(observation.instructions)
-    images[rows], state[rows] = final.images, final.state
-    for row, instruction in zip(rows.tolist(), final.instructions, strict=True):
-        instructions[row] = instruction
-    return RobotObservation(images, state, tuple(instructions))
+    return observation.with_rows([(rows, _observation(message, len(rows)))])
 
 
 def _episode(message: Message, num_robots: int) -> RobotEpisode:
-    failure = message["failure"]
-    episode = RobotEpisode(
-        int(message["robot"]),
-        int(message["start_state"]),
-        str(message["task"]),
-        float(message["episode_return"]),
-        int(message["num_actions"]),
-        bool(message["success_once"]),
-        bool(message["success_at_end"]),
-        Outcome(message["outcome"]),
-        None if failure is None else Failure(*(str(failure[name]) for name in ("where", "error_type", "message"))),
-    )
+    episode = _EPISODE.validate_python(message)
     if not 0 <= episode.robot < num_robots:
         raise ValueError(f"an episode of robot {episode.robot} of {num_robots}")
     return episode

@@ -259,13 +259,6 @@ def _joined(
     if before is None:
         size = sum(share.host.num_robots for share in shares)
         images = np.zeros((size, *like.images.shape[1:]), np.uint8)
-        state, instructions = np.zeros((size, *like.state.shape[1:]), np.float32), [""] * size
-    else:
-        images = before.images.copy()
-        state = before.state.copy()
-        instructions = list(before.instructions)
-    for share, part in zip(shares, parts, strict=True):
-        if part is not None:
-            images[share.robots], state[share.robots] = part.images, part.state
-            instructions[share.robots] = part.instructions
-    return RobotObservation(images, state, tuple(instructions))
+        before = RobotObservation(images, np.zeros((size, *like.state.shape[1:]), np.float32), ("",) * size)
+    positions = (np.arange(share.robots.start, share.robots.stop) for share in shares)
+    return before.with_rows([(rows, part) for rows, part in zip(positions, parts, strict=True) if part is not None])

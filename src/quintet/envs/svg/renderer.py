@@ -63,7 +63,8 @@ class SvgRenderer:
         """
         with self._lock:
             self._size = size
-            self._results = [_too_long(text) for text in texts]
+            too_long = InvalidSvgError(f"it has more than {MAX_CHARS} characters")
+            self._results = [too_long if len(text) > MAX_CHARS else None for text in texts]
             self._queue = deque(index for index, result in enumerate(self._results) if result is None)
             while any(result is None for result in self._results):
                 self._assign(texts)
@@ -135,10 +136,6 @@ def _reason(end: ProcessEnd) -> str:
     if end.timed_out:
         return f"there is no image after {TIMEOUT_SECONDS:g} s"
     return OUT_OF_TIME if end.status == -signal.SIGPROF else f"rendering it failed: {end.describe('them')}"
-
-
-def _too_long(text: str) -> InvalidSvgError | None:
-    return InvalidSvgError(f"it has more than {MAX_CHARS} characters") if len(text) > MAX_CHARS else None
 
 
 def render_svgs(texts: Sequence[str], size: int) -> list[RenderResult]:

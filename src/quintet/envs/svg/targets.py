@@ -9,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
 
+from quintet.arrow_values import checked
 from quintet.config.native.envs import SvgConfig
 from quintet.envs.start_states import Split, layout_split, split_of
 from quintet.errors import ConfigError
@@ -55,7 +56,7 @@ def _read(dataset: str) -> Iterator[str]:
     for file in files:
         try:
             yield from filter(None, map(svg_part, _READERS[file.suffix](file)))
-        except (OSError, TypeError, ValueError) as error:
+        except (OSError, TypeError, ValueError, OverflowError, NotImplementedError) as error:
             reason = str(error) if isinstance(error, OSError) else f"it is no {file.suffix} file with a column svg"
             hint = f"use files that end in {', '.join(SUFFIXES)}, with code in a column {' or '.join(COLUMNS)}"
             raise _error(dataset, f"cannot read {file}: {reason}", hint) from error
@@ -76,7 +77,7 @@ def _read_parquet(file: Path) -> Iterator[str]:
 
     with pq.ParquetFile(file) as parquet:
         (column, *_) = [name for name in COLUMNS if name in parquet.schema_arrow.names]
-        yield from _texts(parquet.read([column])[column])
+        yield from _texts(checked(parquet.read([column])[column]))
 
 
 def _read_arrow(file: Path) -> Iterator[str]:
@@ -86,7 +87,7 @@ def _read_arrow(file: Path) -> Iterator[str]:
     with pa.memory_map(str(file)) as source:
         table = pa.ipc.open_stream(source).read_all()
         (column, *_) = [name for name in COLUMNS if name in table.column_names]
-        yield from _texts(table[column])
+        yield from _texts(checked(table[column]))
 
 
 def _texts(column: Any) -> Iterator[str]:

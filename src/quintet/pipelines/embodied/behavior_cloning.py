@@ -26,7 +26,6 @@ from quintet.pipelines.embodied.components import RobotComponents
 from quintet.pipelines.run import Run
 from quintet.pipelines.warm_start_updates import restored_updates, run_updates
 from quintet.policies.vla.action_policy import ActionPolicy
-from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.runtime.signals import StopRequest
 from quintet.seeds import derive_seed
 from quintet.training.chunk_learner import ChunkRates
@@ -123,7 +122,7 @@ def warm_start(run: Run, components: RobotComponents, config: WarmStartConfig, s
 
 
 def _batches(run: Run, components: RobotComponents, config: WarmStartConfig) -> CloningBatches:
-    datasets = load_demonstrations(config, simulator_of(run.config, is_validation=False))
+    datasets = load_demonstrations(config, run.config.simulator_config(is_validation=False))
     seed, vla = derive_seed(run.config.seed, "warm_start"), run.config.policy.vla
     crops = vla is not None and vla.center_crop
     policy = components.workers.calls.policy

@@ -6,6 +6,7 @@ import math
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -16,7 +17,8 @@ from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
 from quintet.data.prompt_source import SplitRows, open_split
-from quintet.errors import ConfigError
+from quintet.data.row_order import held_out_numbers
+from quintet.errors import ConfigError, MachineError
 from quintet.pipelines.run import Run, is_due, open_run
 from quintet.pipelines.sft.episodes import build_solved_episodes, validate_in_episodes
 from quintet.pipelines.sft.final_weights import FinalWeights, copy_to_remote, remote_file_system, write_directory
@@ -35,6 +37,7 @@ from quintet.seeds import derive_seed
 from quintet.tracking.atomic_files import OUTPUT_KEY, translate_os_errors
 from quintet.tracking.run_directory import RunDirectory
 from quintet.training.checkpoint.async_save import WriteFiles
+from quintet.training.checkpoint.checkpoint import Checkpoint
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,6 +59,20 @@ class HeldOutLosses:
     """Step with the lowest loss."""
     best_checkpoint: Path | None = field(default=None, compare=False)
     """Checkpoint with the weights of that step; None before it is saved."""
+
+    @classmethod
+    def restored(cls, checkpoint: Checkpoint) -> HeldOutLosses:
+        """Return the losses in the state of a checkpoint.
+
+        Raises:
+            MachineError: the state is damaged.
+        """
+        values = checkpoint.entry("reached", dict)
+        names = {"before", "latest", "best", "best_step"}
+        if values.keys() <= names and all(isinstance(value, int | float | None) for value in values.values()):
+            return cls(**values)
+        message = f"the state of {checkpoint.directory} has damaged losses: {str(values)[:60]}"
+        raise MachineError(message, "use another checkpoint, or start again with resume=never")
 
     def state(self) -> dict[str, Any]:
         """Return the losses as JSON values."""
@@ -80,7 +97,8 @@ def fine_tune(composed: ComposedConfig, console: Console, controller: Controller
             return 0
         run.reopen()
         stage, dataset = _set_up(run, controller)
-        losses = train_sft(run, stage, dataset, stop)
+        with closing(dataset):
+            losses = train_sft(run, stage, dataset, stop)
         _finish(run, stage, dataset, losses)
     return 0
 
@@ -139,7 +157,7 @@ def train_sft(run: Run, stage: SftStage, dataset: SftDataset, stop: StopRequest)
 
     def train(step: TrainingStep) -> dict[str, float]:
         with run.profiled(step.number), step.timings.phase("step"):
-            batch = dataset.train.batch(dataset.rows(step.number))
+            batch = dataset.batch(step.number, steps)
             metrics = stage.update(batch, step.number, steps)
         metrics |= throughput(step.timings, len(batch.tokens))
         ends_epoch = step.is_last or step.number % dataset.steps_per_epoch == 0
@@ -190,7 +208,7 @@ def _update_best(config: Experiment, losses: HeldOutLosses, step: int) -> bool:
 def _restored_losses(run: Run) -> HeldOutLosses:
     if run.checkpoint is None:
         return HeldOutLosses()
-    losses = HeldOutLosses(**run.checkpoint.state["reached"])
+    losses = HeldOutLosses.restored(run.checkpoint)
     if losses.best is not None:
         losses.best_checkpoint = run.checkpoint.directory
     return losses
@@ -241,7 +259,8 @@ def _set_up(run: Run, controller: Controller) -> tuple[SftStage, SftDataset]:
     data = config.data or DataConfig()
     train, held_out = solved or (open_split(data, tokenizer, "train"), open_split(data, tokenizer, "validation"))
     if not solved and not data.validation_files:
-        run.progress.note("no data.validation_files: val/loss is measured on the training rows")
+        count = len(held_out_numbers(len(held_out.rows), data, config.seed if data.seed is None else data.seed))
+        run.progress.note(f"no data.validation_files: val/loss is measured on {count:,} training rows")
     images = ImagePrompts.from_directory(base, config.policy.vision, trust_remote_code=config.policy.trust_remote_code)
     dataset = build_sft_dataset(config, tokenizer, train, held_out, run.progress, images)
     stage = build_stage(config, base, tokenizer, controller)

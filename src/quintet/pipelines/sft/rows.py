@@ -13,6 +13,7 @@ import numpy as np
 from quintet.config.native.data import DataConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.training import SftConfig
+from quintet.data.chat_messages import ROLES
 from quintet.data.conversations import (
     Conversation,
     ConversationFormat,
@@ -22,8 +23,10 @@ from quintet.data.conversations import (
     truncate_sequence,
 )
 from quintet.data.demonstration_rows import IMAGE_COLUMN
+from quintet.data.lazy_conversations import Conversations, LazyConversations, decode_sequences
 from quintet.data.prompt_source import RowSource, SplitRows, open_split_files
-from quintet.data.row_order import RowOrder, sample_rows
+from quintet.data.row_check import is_plain_row
+from quintet.data.row_order import RowOrder, held_out_numbers, sample_rows
 from quintet.data.worker_pool import WorkerPool
 from quintet.envs.env import IMAGE
 from quintet.errors import ConfigError
@@ -38,6 +41,10 @@ MIN_ROWS_PER_WORKER: Final = 4096
 """Rows below which starting another worker takes longer than it saves."""
 VOCABULARY_ROWS: Final = 2000
 """Rows from which the tokenizer of a preset is trained."""
+STEPS_AHEAD: Final = 4
+"""Steps whose rows workers encode in advance."""
+MAX_EAGER_ROWS: Final = 1024
+"""Rows up to which a split is encoded before the first step, so that all its errors are found at once."""
 ROWS_PER_REQUEST: Final = 128
 """Rows encoded by a worker in one request."""
 UNSUPPORTED_KEYS = {
@@ -93,6 +100,20 @@ class RowEncoder:
             sequences = [TokenSequence(each.tokens, _predicted(each.tokens)) for each in sequences]
         return [truncate_sequence(sequence, self._limit, self._data.truncation, location) for sequence in sequences]
 
+    def check_columns(self, numbers: Sequence[int], advance: Callable[[], None]) -> None:
+        """Check that rows have the columns of conversations, with types and roles that can be read. Only rows with
+        unusual roles are rendered: a template may know them.
+
+        Raises:
+            ConfigError: a row has not, or cannot be read.
+        """
+        for number in numbers:
+            if not is_plain_row(self._rows[number], self._data):
+                messages = self._conversation(number).messages
+                if any(message["role"] not in ROLES for message in messages):
+                    self(number)
+            advance()
+
     def images(self, number: int) -> Iterator[ImageInput]:
         """Yield the images of a row.
 
@@ -135,8 +156,8 @@ def _with_window(conversation: Conversation, window: int) -> Conversation:
 class SftDataset:
     """Encoded rows, and the order in which steps use them."""
 
-    train: TokenizedConversations
-    held_out: TokenizedConversations
+    train: Conversations
+    held_out: Conversations
     order: RowOrder
     batch_size: int
     is_weighted: bool
@@ -150,6 +171,23 @@ class SftDataset:
         """Return the number of optimizer steps of the run."""
         steps = self.steps_per_epoch * epochs
         return steps if max_steps is None else min(steps, max_steps)
+
+    def batch(self, step: int, steps: int) -> Batch:
+        """Return the batch of a step, and have the rows of the next ones of `steps` encoded meanwhile.
+
+        Raises:
+            ConfigError: a row cannot be read or rendered, or is too long.
+            MachineError: a worker died.
+        """
+        batch = self.train.batch(self.rows(step))
+        for later in range(step + 1, min(step + STEPS_AHEAD, steps) + 1):
+            self.train.prepare(self.rows(later))
+        return batch
+
+    def close(self) -> None:
+        """End the workers."""
+        self.train.close()
+        self.held_out.close()
 
     def rows(self, step: int) -> list[int]:
         """Return the rows of a step; steps are counted from 1."""
@@ -177,10 +215,9 @@ def build_sft_dataset(
     seed = config.seed if data.seed is None else data.seed
     numbers = sample_rows(len(train.rows), data.train_rows, seed)
     encode = partial(_encode, config, tokenizer, images, progress)
-    encoded_train = encode(train, numbers.tolist(), "reading rows")
-    held_out_rows = range(len(held_out.rows))[: data.validation_rows]
-    encoded_held_out = encode(held_out, held_out_rows, "reading held-out rows")
-    used = numbers[encoded_train.included_rows]
+    encoded_train, used = encode(train, numbers.tolist(), "reading rows")
+    held_out_rows = held_out_numbers(len(held_out.rows), data, seed).tolist()
+    encoded_held_out, _ = encode(held_out, held_out_rows, "reading held-out rows")
     sizes = np.diff(np.searchsorted(used, np.cumsum(train.sizes)), prepend=0).tolist()
     _check_fills_one_step(encoded_train, sft)
     if not len(encoded_held_out):
@@ -209,18 +246,29 @@ def _encode(
     split: SplitRows,
     numbers: Sequence[int],
     phase_name: str,
-) -> TokenizedConversations:
-    """Encode the rows of those numbers, with `data.workers` processes if there are enough rows."""
+) -> tuple[Conversations, np.ndarray]:
+    """Return the rows of those numbers, and the numbers of the rows that are used. They are encoded now, with
+    `data.workers` processes if there are enough rows; or when steps need them, after a check of their columns."""
     encoder = RowEncoder(config, tokenizer, split, images)
-    workers = min(config.data.workers if config.data else 0, len(numbers) // MIN_ROWS_PER_WORKER)
+    data = config.data or DataConfig()
+    setup = {
+        "experiment": config.model_dump(mode="json"),
+        "names": split.names,
+        "key": split.key,
+        "images": None if images is None else images.settings(),
+    }
+    add_images = None if images is None else partial(_add_images, encoder, numbers)
+    if data.check == "columns" and len(numbers) > MAX_EAGER_ROWS:
+        with progress.phase(phase_name, len(numbers), unit="row") as phase:
+            encoder.check_columns(numbers, phase.advance)
+        # the user's class may hold all of its rows in memory
+        count = data.workers if data.dataset_class else max(1, data.workers)
+        start_workers = partial(WorkerPool, _prepare, setup, count, tokenizer) if count else None
+        lazy = LazyConversations(numbers, encoder, start_workers, progress.note, add_images)
+        return lazy, np.asarray(numbers)
+    workers = min(data.workers, len(numbers) // MIN_ROWS_PER_WORKER)
     with progress.phase(phase_name, len(numbers), unit="row") as phase, ExitStack() as stack:
         if workers:
-            setup = {
-                "experiment": config.model_dump(mode="json"),
-                "names": split.names,
-                "key": split.key,
-                "images": None if images is None else images.settings(),
-            }
             pool = stack.enter_context(WorkerPool(_prepare, setup, workers, tokenizer))
             rows = _encode_in_workers(numbers, pool)
         else:
@@ -231,13 +279,12 @@ def _encode(
                 yield row
                 phase.advance()
 
-        add_images = None if images is None else partial(_add_images, encoder, numbers)
         conversations = TokenizedConversations(counted(), add_images)
     if num_dropped := conversations.num_input_rows - len(conversations):
         progress.note(
             f"{num_dropped} of {conversations.num_input_rows} rows have no response left after truncation: left out"
         )
-    return conversations
+    return conversations, np.asarray(numbers)[conversations.included_rows]
 
 
 def _add_images(encoder: RowEncoder, numbers: Sequence[int], batch: Batch, rows: Sequence[int]) -> Batch:
@@ -246,7 +293,7 @@ def _add_images(encoder: RowEncoder, numbers: Sequence[int], batch: Batch, rows:
     return with_images(batch, images.values()) if images else batch
 
 
-def _check_fills_one_step(train: TokenizedConversations, sft: SftConfig) -> None:
+def _check_fills_one_step(train: Conversations, sft: SftConfig) -> None:
     if len(train) < sft.batch:
         message = f"there are {len(train):,} training rows, fewer than the {sft.batch:,} of one step"
         hint = f"sft.batch={max(len(train), 1)} or less, or more rows"
@@ -257,8 +304,7 @@ def _encode_in_workers(numbers: Sequence[int], workers: WorkerPool) -> Iterator[
     """Yield the sequences of each row, in order."""
     starts = range(0, len(numbers), ROWS_PER_REQUEST)
     for rows in workers.map({"rows": list(numbers[first : first + ROWS_PER_REQUEST])} for first in starts):
-        for row in rows:
-            yield [TokenSequence(tuple(tokens), tuple(map(bool, loss_mask))) for tokens, loss_mask in row]
+        yield from map(decode_sequences, rows)
 
 
 def _prepare(setup: Mapping[str, Any]) -> Callable[[Mapping[str, Any]], Any]:

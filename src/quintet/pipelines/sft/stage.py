@@ -10,7 +10,7 @@ from quintet.algorithms.objective import CrossEntropyObjective, DistillationObje
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.native.training import SftConfig
-from quintet.data.conversations import TokenizedConversations
+from quintet.data.lazy_conversations import Conversations, iter_batches
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.lora import ADAPTER_DIRECTORY, save_adapters
 from quintet.records import Batch
@@ -85,11 +85,10 @@ class SftStage:
             "train/skipped_updates": update["skipped"],
         }
 
-    def loss(self, conversations: TokenizedConversations, batch_size: int) -> float:
+    def loss(self, conversations: Conversations, batch_size: int) -> float:
         """Return the mean cross-entropy over all trained tokens, in nats."""
         total, tokens = 0.0, 0
-        for first in range(0, len(conversations), batch_size):
-            batch = conversations.batch(range(first, min(first + batch_size, len(conversations))))
+        for batch in iter_batches(conversations, batch_size):
             total -= float(self.learners.actor.scorer.compute_log_probs(batch).double().sum())
             tokens += int(batch.loss_mask.sum())
         return total / tokens

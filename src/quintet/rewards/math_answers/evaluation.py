@@ -226,10 +226,6 @@ def _rounded(rounding: Callable[[Fraction], int]) -> Callable[[Evaluator, Any], 
     return apply
 
 
-def _degree(evaluator: Evaluator, x: Any) -> Any:
-    return evaluator.number(x) * evaluator.mp.pi / 180
-
-
 def _elementary(name: str) -> Callable[[Evaluator, Any], Any]:
     return lambda evaluator, x: evaluator.function(name, x)
 
@@ -261,7 +257,7 @@ OPERATIONS: Final[Mapping[str, Callable[..., Any]]] = {
     "ceil": _rounded(math.ceil),
     "factorial": _factorial,
     "binom": _binomial,
-    "degree": _degree,
+    "degree": lambda evaluator, x: evaluator.number(x) * evaluator.mp.pi / 180,
     "gcd": _integers(math.gcd),
     "lcm": _integers(math.lcm),
     "max": lambda evaluator, *values: max(values, key=evaluator.number),

@@ -42,11 +42,6 @@ def has_keywords(text: str, keyword_list: Sequence[str]) -> bool:
     return all(keyword.lower() in text.lower() for keyword in keyword_list)
 
 
-def has_letter_count(text: str, letter: str, N: int) -> bool:
-    """Count a letter in its case."""
-    return len(letter) == 1 and text.count(letter) == N
-
-
 def is_language(text: str, language: str) -> bool:
     """Require the language that `langdetect` finds."""
     from langdetect import DetectorFactory, detect
@@ -93,11 +88,6 @@ def _has_postscript(text: str, postscript_marker: str) -> bool:
     return re.search(rf"{marker}\s*\S", text, re.IGNORECASE) is not None
 
 
-def has_placeholders(text: str, N: int) -> bool:
-    """Count texts in square brackets."""
-    return len(re.findall(r"\[.*?\]", text)) >= N
-
-
 def is_json(text: str) -> bool:
     """Require JSON and nothing else."""
     try:
@@ -123,11 +113,6 @@ def _is_quoted(text: str) -> bool:
     return len(quoted) > 1 and quoted.startswith('"') and quoted.endswith('"')
 
 
-def lacks_commas(text: str) -> bool:
-    """Require a text without commas."""
-    return "," not in text
-
-
 LANGUAGE = "validate_response_language"
 CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "verify_keywords": has_keywords,
@@ -135,7 +120,7 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     "validate_forbidden_words": lambda text, forbidden_words: (
         not any(_count_words(text, word) for word in forbidden_words)
     ),
-    "verify_letter_frequency": has_letter_count,
+    "verify_letter_frequency": lambda text, letter, N: len(letter) == 1 and text.count(letter) == N,
     LANGUAGE: is_language,
     "verify_paragraph_count": _has_divided_paragraphs,
     "validate_word_constraint": has_words,
@@ -144,7 +129,7 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
     ),
     "validate_paragraphs": _has_paragraph_start,
     "verify_postscript": _has_postscript,
-    "validate_placeholders": has_placeholders,
+    "validate_placeholders": lambda text, N: len(re.findall(r"\[.*?\]", text)) >= N,
     "verify_bullet_points": lambda text, N: len(BULLET.findall(text)) == N,
     "validate_title": lambda text: re.search(r"<<[^\n<>]*[^\s<>][^\n<>]*>>", text) is not None,
     "validate_choice": lambda text, options: any(
@@ -169,7 +154,7 @@ CONSTRAINTS: Mapping[str, Callable[..., bool]] = {
         text.strip().strip('"').rstrip().casefold().endswith(end_phrase.strip().casefold())
     ),
     "validate_quotation": _is_quoted,
-    "validate_no_commas": lacks_commas,
+    "validate_no_commas": lambda text: "," not in text,
 }
 """Functions `(text, **arguments) -> bool` by the `func_name` of a row."""
 QUANTIFIERS = ("at least", "at most", "around")

@@ -265,7 +265,9 @@ class Dialogue:
         """
         self._changes = []
         self._images.append(self._process(images))
-        self._observations.append(self._truncate(self._with_markers(without_surrogates(text))))
+        text = without_surrogates(text)
+        marked = text if self._chat.images is None else place_images(text, self._images[-1])
+        self._observations.append(self._truncate(marked))
         if self._responses and not self._is_closed(self._responses[-1]):
             self._changes.append(PromptChange.RESPONSE_CLOSED)
         self._first_shown = oldest = self._oldest
@@ -327,9 +329,6 @@ class Dialogue:
         if self._chat.images is None:
             raise ValueError("the environment shows images, which the policy cannot read")
         return self._chat.images.process(images)
-
-    def _with_markers(self, text: str) -> str:
-        return text if self._chat.images is None else place_images(text, self._images[-1])
 
     def _truncate(self, text: str) -> str:
         if self._chat.contains_control_token(text):

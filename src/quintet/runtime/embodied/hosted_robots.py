@@ -20,7 +20,6 @@ from quintet.records import Failure
 from quintet.runtime.calls.connection import CALL_ERRORS, CallError, WorkerConnection, WorkerLostError
 from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import HOSTED_ROBOTS
-from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.runtime.process_settings import configure_process
 
 
@@ -35,7 +34,7 @@ class LocalHostedRobots:
         configure_process(config)
         for stage in self._stages.pop(is_validation, ()):
             stage.close()
-        stages = build_stages(simulator_of(config, is_validation=is_validation), num_robots)
+        stages = build_stages(config.simulator_config(is_validation=is_validation), num_robots)
         self._stages[is_validation] = stages
         descriptions = [stage.describe() for stage in stages]
         return asdict(descriptions[0])
@@ -191,7 +190,7 @@ def hosted_robot_envs(
         ConfigError: the simulator is not configured or not installed.
         MachineError: no worker can build them.
     """
-    env = simulator_of(config, is_validation=is_validation)
+    env = config.simulator_config(is_validation=is_validation)
     sizes = share_sizes(num_robots // env.pipeline_stages, len(workers))
     robots = [
         RobotsOfWorker(worker, config, size, is_validation=is_validation)

@@ -17,7 +17,6 @@ from quintet.embodied_records import ChunkResult, RecordedVideo, RobotEpisode, R
 from quintet.envs.simulators.robot_envs import RobotEnvs
 from quintet.records import FinishReason, Trajectory, Turn
 from quintet.rollout.chunk_rollout import RolloutRecorder
-from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.tracking.run_directory import RunDirectory
 from quintet.tracking.videos import VideoWriter, video_path
 
@@ -84,7 +83,7 @@ class RolloutRecording:
         if is_validation:
             first = request.step  # the last validation may not be a multiple of `every`
         split: Literal["train", "validation"] = "validation" if is_validation else "train"
-        seed = simulator_of(self._config, is_validation=is_validation).seed
+        seed = self._config.simulator_config(is_validation=is_validation).seed
         run = RunDirectory.from_config(self._config).path
         paths = {
             index: video_path(run, tracking, split, step=request.step, number=first + index, seed=seed) for index in due

@@ -58,7 +58,8 @@ class LocalRobotLearner:
 
     def __init__(self, config: Experiment, policy_dir: Path, ranks: RankGroup) -> None:
         self._config, self._ranks = config, ranks
-        self.learner: ChunkLearner = build_chunk_learner(config, policy_dir, config.actor.optimizer, ranks)
+        policy = load_action_policy(policy_dir, config)
+        self.learner: ChunkLearner = build_policy_learner(config, policy, config.actor.optimizer, ranks)
         self._objective = ChunkObjective(config)
         self._runner = RolloutRunner(config, is_recorded=ranks.rank == 0)
         self._cloner: ChunkLearner | None = None
@@ -245,18 +246,6 @@ class LocalRobotLearner:
 
 def _columns_of(tensor: Tensor | None, columns: Tensor) -> Tensor | None:
     return None if tensor is None else tensor[:, columns]
-
-
-def build_chunk_learner(
-    config: Experiment, policy_dir: Path, optimizer: OptimizerConfig, ranks: RankGroup
-) -> ChunkLearner:
-    """Build the learner of the action policy at that directory.
-
-    Raises:
-        ConfigError: the policy does not support activation checkpointing.
-        MachineError: the directory contains no action policy.
-    """
-    return build_policy_learner(config, load_action_policy(policy_dir, config), optimizer, ranks)
 
 
 def build_policy_learner(

@@ -31,7 +31,6 @@ from quintet.records import Trajectory
 from quintet.rollout.channel import ChannelCounter
 from quintet.rollout.chunk_rollout import ChunkRollout, RobotGroup, RolloutLength, Sample, Uniforms
 from quintet.runtime.embodied.recording import RolloutRecording
-from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.seeds import derive_seed
 
 
@@ -80,7 +79,7 @@ class RolloutRunner:
     def run(self, request: RolloutRequest, local: np.ndarray, policy: ActionPolicy, sample: Sample) -> CollectedRollout:
         """Run a rollout of the robots with the indices `local` among all robots of the run."""
         is_validation = request.first_episode is not None
-        env = simulator_of(self._config, is_validation=is_validation)
+        env = self._config.simulator_config(is_validation=is_validation)
         with env_errors_under_key(self._env_key(is_validation=is_validation)):
             robots = self._robots_of(len(local), is_validation=is_validation)
         _check_action_dim(policy, robots.envs.simulator.action_dim)
@@ -138,7 +137,7 @@ class RolloutRunner:
         return self._robots[is_validation]
 
     def _build_here(self, num_robots: int, is_validation: bool) -> RobotEnvs:
-        return build_robot_envs(simulator_of(self._config, is_validation=is_validation), num_robots)
+        return build_robot_envs(self._config.simulator_config(is_validation=is_validation), num_robots)
 
     def _env_key(self, *, is_validation: bool) -> str:
         return "validation.simulator" if is_validation and self._config.validation.simulator is not None else "env"

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet import __version__
 from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, decode_payload, join_payloads
+from quintet.runtime.env_service.json_route import FastJsonRoute
 from quintet.runtime.env_service.schema import (
     MAX_SEPARATORS,
     EnvsBody,
@@ -43,6 +44,8 @@ from quintet.runtime.http_service.server import START_SECONDS, BackgroundServer,
 
 OPEN_PATHS = frozenset({"/health", "/docs", "/openapi.json"})
 """Paths without a token; their responses contain no data of clients."""
+SMALL_PATHS = frozenset({"/sessions"})
+"""Paths whose bodies are one configuration, which is at most `MAX_CONFIG_BYTES` as canonical JSON."""
 IDLE_CHECKS_PER_TIME_LIMIT = 8
 DESCRIPTION = """
 A session has the environments of one client; its id is a secret. One request steps any number of environments. Results
@@ -147,7 +150,7 @@ def _service_router(envs: ServedEnvs, sessions: SessionTable, pool: WorkerPool) 
 
 
 def _session_router(envs: ServedEnvs, sessions: SessionTable) -> APIRouter:
-    router = APIRouter(tags=["sessions"])
+    router = APIRouter(tags=["sessions"], route_class=FastJsonRoute)
 
     @router.post("/sessions")
     async def create_session(body: SessionBody) -> dict[str, Any]:
@@ -174,7 +177,7 @@ def _session_router(envs: ServedEnvs, sessions: SessionTable) -> APIRouter:
 
 
 def _batch_router(sessions: SessionTable) -> APIRouter:
-    router = APIRouter(tags=["sessions"])
+    router = APIRouter(tags=["sessions"], route_class=FastJsonRoute)
 
     async def send(session: Session, calls: Sequence[Call], accept: str) -> Response:
         form = _form(accept)
@@ -250,6 +253,9 @@ class JsonBodies:
         self._bodies = RequestBodies(
             CONTENT_TYPES.values(), max_bytes=max_body_bytes, max_large_bytes_per_client=limits.MAX_LARGE_BYTES // 2
         )
+        self._small_bodies = RequestBodies(
+            CONTENT_TYPES.values(), max_bytes=min(max_body_bytes, limits.LARGE_BODY_BYTES)
+        )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request.
@@ -264,7 +270,8 @@ class JsonBodies:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
-        async with self._bodies.receive(request) as body:
+        bodies = self._small_bodies if scope["path"].rstrip("/") in SMALL_PATHS else self._bodies
+        async with bodies.receive(request) as body:
             if media_type(request.headers) != CONTENT_TYPES[JSON]:
                 scope = {**scope, "headers": _as_json_headers(scope["headers"])}
                 body = _msgpack_to_json(body)

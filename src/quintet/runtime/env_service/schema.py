@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from quintet.runtime.http_service.body_model import at_most, with_one_unknown_field
 from quintet.runtime.http_service.limits import check_depth
 
 MAX_REQUESTS = 8192
@@ -36,6 +37,11 @@ class Body(BaseModel):
     """Base class of all bodies."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_one_unknown(cls, fields: Any) -> Any:
+        return with_one_unknown_field(cls, fields)
 
 
 class SessionBody(Body):
@@ -76,22 +82,22 @@ class ExchangeBody(Body):
 
     number: Annotated[int, Field(ge=0)] | None = None
     """Number of the exchange: a repetition of the last one gets the same response, without executing it again."""
-    requests: Annotated[list[ExchangeItem], Field(max_length=MAX_REQUESTS)]
+    requests: Annotated[list[ExchangeItem], Field(max_length=MAX_REQUESTS, fail_fast=True)]
 
 
 class ResetBody(Body):
     """Start states of environments by name. Others than those of the session are created."""
 
-    seeds: Annotated[dict[EnvName, StartSeed], Field(max_length=MAX_REQUESTS)]
+    seeds: Annotated[dict[EnvName, StartSeed], Field(max_length=MAX_REQUESTS), at_most(MAX_REQUESTS)]
 
 
 class StepBody(Body):
     """Actions of environments by name."""
 
-    actions: Annotated[dict[EnvName, Actions], Field(max_length=MAX_REQUESTS)]
+    actions: Annotated[dict[EnvName, Actions], Field(max_length=MAX_REQUESTS), at_most(MAX_REQUESTS)]
 
 
 class EnvsBody(Body):
     """Names of environments."""
 
-    envs: Annotated[list[EnvName], Field(max_length=MAX_REQUESTS)]
+    envs: Annotated[list[EnvName], Field(max_length=MAX_REQUESTS, fail_fast=True)]

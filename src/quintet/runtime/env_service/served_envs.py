@@ -19,6 +19,9 @@ from quintet.runtime.env_service.schema import MAX_CONFIG_BYTES, MAX_DEPTH
 from quintet.runtime.http_service.limits import check_depth
 from quintet.runtime.http_service.request_error import RequestError
 
+MAX_SHOWN_PROBLEMS = 8
+"""Number of problems of a configuration that an error names."""
+
 
 class ServedEnvs:
     """Named envs and simulators, and files with those of the server's owner; clients choose their options, but no other
@@ -85,7 +88,8 @@ class ServedEnvs:
             config = adapter.validate_json(json.dumps(values))
         except ValidationError as error:
             problems = "; ".join(
-                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in error.errors()
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"
+                for problem in error.errors()[:MAX_SHOWN_PROBLEMS]
             )
             raise RequestError(f"env: {problems}", code="invalid_env") from error
         if not isinstance(config, InteractiveEnvSection | SimulatorConfig):

@@ -15,9 +15,11 @@ from pydantic import AfterValidator, BaseModel, Field
 from quintet.config.dialects.vagen.service_env import env_from_vagen
 from quintet.envs.service.payload import JSON
 from quintet.errors import ConfigError
+from quintet.runtime.env_service.json_route import FastJsonRoute
 from quintet.runtime.env_service.schema import MAX_CONFIG_BYTES, MAX_DEPTH, MAX_REQUESTS, EnvName, StartSeed
 from quintet.runtime.env_service.served_envs import ServedEnvs
 from quintet.runtime.env_service.sessions import Call, SessionTable
+from quintet.runtime.http_service.body_model import at_most
 from quintet.runtime.http_service.limits import check_depth
 from quintet.runtime.http_service.request_error import RequestError
 
@@ -43,25 +45,25 @@ class VagenEnv(BaseModel):
 class EnvironmentsBody(BaseModel):
     """Environments to create by id."""
 
-    ids2configs: Annotated[dict[EnvName, VagenEnv], Field(max_length=MAX_REQUESTS)]
+    ids2configs: Annotated[dict[EnvName, VagenEnv], Field(max_length=MAX_REQUESTS), at_most(MAX_REQUESTS)]
 
 
 class SeedsBody(BaseModel):
     """Start states of environments by id."""
 
-    ids2seeds: Annotated[dict[EnvName, StartSeed], Field(max_length=MAX_REQUESTS)]
+    ids2seeds: Annotated[dict[EnvName, StartSeed], Field(max_length=MAX_REQUESTS), at_most(MAX_REQUESTS)]
 
 
 class ResponsesBody(BaseModel):
     """Responses of the policy by environment."""
 
-    ids2actions: Annotated[dict[EnvName, str], Field(max_length=MAX_REQUESTS)]
+    ids2actions: Annotated[dict[EnvName, str], Field(max_length=MAX_REQUESTS), at_most(MAX_REQUESTS)]
 
 
 class IdsBody(BaseModel):
     """Ids of environments."""
 
-    env_ids: Annotated[list[EnvName], Field(max_length=MAX_REQUESTS)]
+    env_ids: Annotated[list[EnvName], Field(max_length=MAX_REQUESTS, fail_fast=True)]
 
 
 class SeedBody(BaseModel):
@@ -127,7 +129,7 @@ class _VagenSession:
 
 def vagen_router(envs: ServedEnvs, sessions: SessionTable) -> APIRouter:
     """Return the routes."""
-    router = APIRouter(tags=["VAGEN"])
+    router = APIRouter(tags=["VAGEN"], route_class=FastJsonRoute)
     session = _VagenSession(envs, sessions)
     _add_batch_routes(router, session)
     _add_single_routes(router, session)

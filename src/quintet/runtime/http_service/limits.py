@@ -59,7 +59,7 @@ def check_separators(data: bytes, maxima: Mapping[str, int]) -> None:
         RequestError: one occurs more often than its maximum.
     """
     for separator, maximum in maxima.items():
-        if (count := data.count(separator.encode())) > maximum:
+        if len(data) > maximum and (count := data.count(separator.encode())) > maximum:
             message = f"the body contains {count} times {separator!r}, the maximum is {maximum}"
             raise RequestError(message, status=413, code="too_large")
 

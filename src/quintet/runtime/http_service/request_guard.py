@@ -27,13 +27,20 @@ class RequestGuard:
     before its response has begun."""
 
     def __init__(
-        self, app: ASGIApp, address: Address, error_body: ErrorBody, open_paths: Collection[str] = ("/health",)
+        self,
+        app: ASGIApp,
+        address: Address,
+        error_body: ErrorBody,
+        open_paths: Collection[str] = ("/health",),
+        of_route: Callable[[RequestError, str], RequestError] = lambda error, _: error,
     ) -> None:
-        """`open_paths` need no token; their responses contain no data of clients."""
+        """`open_paths` need no token; their responses contain no data of clients. `of_route` converts an error to the
+        form of the route with a path."""
         self._app = app
         self._address = address
         self._error_body = error_body
         self._open_paths = open_paths
+        self._of_route = of_route
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle a request, or respond with an error."""
@@ -53,7 +60,7 @@ class RequestGuard:
                 )
             await self._app(scope, receive, send)
         except RequestError as error:
-            response = json_response(self._error_body(error), error.status)
+            response = json_response(self._error_body(self._of_route(error, scope["path"])), error.status)
             # the client does not send the announced body, or only slowly; uvicorn discards other unread bodies
             if "expect" in headers or error.status == 408:
                 response.headers["Connection"] = "close"

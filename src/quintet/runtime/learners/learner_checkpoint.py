@@ -196,7 +196,8 @@ def contents_to_load(checkpoint: Checkpoint, requested: Collection[str] | None) 
         ConfigError: a requested content is not in the checkpoint.
     """
     # checkpoints of earlier versions have all contents, and do not list them
-    saved = checkpoint.state.get("contents", CheckpointConfig.model_fields["contents"].default)
+    entries = checkpoint.entry("contents", list, [*CheckpointConfig.model_fields["contents"].default])
+    saved = [name for name in entries if isinstance(name, str)]
     available = tuple(dict.fromkeys((*saved, HF_MODEL)))
     if requested is None:
         return tuple(saved) if MODEL_STEM in saved else available

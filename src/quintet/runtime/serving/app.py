@@ -9,7 +9,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -43,6 +43,7 @@ from quintet.runtime.serving.request_schema import (
 from quintet.runtime.serving.responses import CompletionReply, Reply, load_status_body, model_body
 from quintet.runtime.serving.responses_api.reply import read_responses
 
+T = TypeVar("T")
 Compute = Callable[[Callable[[], Any]], Awaitable[Any]]
 """Calls a function in another thread, and returns its result."""
 MAX_LARGE_BYTES_PER_CLIENT = 128 << 20
@@ -97,9 +98,7 @@ class ServingApp:
             raise RequestError(f"{path} supports only {' or '.join(route)}", status=405, code="method_not_allowed")
         try:
             await (await respond(self, request, session))(scope, receive, send)
-        except RequestError as error:
-            raise MessagesError.of(error) if path.startswith(MESSAGES_PATH) else error from error
-        except ClientDisconnect:
+        except (RequestError, ClientDisconnect):
             raise
         except Exception as error:  # a defect or a refused value must be a reply, not the end of the connection
             raise _request_error(error) from error
@@ -188,10 +187,7 @@ class ServingApp:
         updates, client, handler = _Updates(), client_host(request), self._handler
 
         def submit(reply: Reply) -> PendingCompletion:
-            try:
-                return handler.begin(reply.body, session_name, client, updates.notify)
-            except RequestError as error:
-                raise reply.refusal(error) from error
+            return _refused_by(reply, partial(handler.begin, reply.body, session_name, client, updates.notify))
 
         def begin(data: bytes) -> tuple[Reply, PendingCompletion | None]:
             reply = read(data)
@@ -202,7 +198,7 @@ class ServingApp:
             del data
             if job is None:
                 # takes up to seconds, in a process of its own: others need not wait for it
-                compilation = partial(handler.compile_format, reply.body)
+                compilation = partial(_refused_by, reply, partial(handler.compile_format, reply.body))
                 grammar = await self._turns.compute(client, compilation, semaphore=self._compilations)
                 job = await compute(partial(submit, reply))
                 del grammar  # held until the request holds it
@@ -295,6 +291,14 @@ class _Updates:
             raise ClientDisconnect
 
 
+def _refused_by(reply: Reply, function: Callable[[], T]) -> T:
+    """Call a function of the request handler; its errors get the names of the route's fields."""
+    try:
+        return function()
+    except RequestError as error:
+        raise reply.refusal(error) from error
+
+
 def _request_error(error: Exception) -> RequestError:
     """Return an error as it is sent to clients; log errors of the server."""
     match error:
@@ -353,6 +357,13 @@ _CONTROL_ROUTES = frozenset({"/sleep", "/wake_up"})
 _SESSION_ROUTES = frozenset({"/session", "/reward"})
 
 
+def route_error(error: RequestError, path: str) -> RequestError:
+    """Return an error in the form of its route: that of Anthropic for messages, else that of OpenAI."""
+    if match := SESSION_PATH.fullmatch(path):
+        path = match[2] or "/session"
+    return MessagesError.of(error) if path.rstrip("/") in (MESSAGES_PATH, COUNT_TOKENS_PATH) else error
+
+
 CLOSE_SECONDS = 0.5
 """Time for closing the connections without a request."""
 
@@ -363,5 +374,5 @@ class ServingServer(BackgroundServer):
     def __init__(self, handler: RequestHandler, address: Address) -> None:
         """Listen on the address, and handle requests in a thread; raises as `BackgroundServer`."""
         turns = Turns(REST_RATIO)
-        app = RequestGuard(ServingApp(handler, turns), address, lambda error: error.body())
+        app = RequestGuard(ServingApp(handler, turns), address, lambda error: error.body(), of_route=route_error)
         super().__init__(LimitedServer(app, turns=turns, error_body=RequestError.body), address, CLOSE_SECONDS)

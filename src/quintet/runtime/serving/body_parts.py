@@ -11,6 +11,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, cast
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, PrivateAttr, Tag, ValidationInfo, model_validator
 
 from quintet.envs.env import IMAGE
+from quintet.runtime.http_service.body_model import with_one_unknown_field
 from quintet.sampling import StructuredOutput
 
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
@@ -34,9 +35,8 @@ class Part(BaseModel):
             return fields
         ignored = [name for name in cls.NO_EFFECT if fields.get(name) is not None]
         note_ignored(info, ignored)
-        return {
-            name: value for name, value in fields.items() if value is not None and (not ignored or name not in ignored)
-        }
+        set_fields = {name: value for name, value in fields.items() if value is not None and name not in ignored}
+        return with_one_unknown_field(cls, set_fields)
 
 
 class RequestBody(Part):
@@ -105,7 +105,7 @@ class StructuredOutputs(Part):
     json_schema: Annotated[dict[str, Any] | None, Field(alias="json")] = None
     json_object: Literal[True] | None = None
     regex: Text | None = None
-    choice: Annotated[list[str], Field(min_length=1)] | None = None
+    choice: Annotated[list[str], Field(min_length=1, fail_fast=True)] | None = None
 
     @model_validator(mode="after")
     def _check_single(self) -> Self:

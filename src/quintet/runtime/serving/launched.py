@@ -20,6 +20,7 @@ from quintet.sandbox.seccomp import hide_memory
 def main() -> None:
     """Serve until standard input ends."""
     hide_memory()
+    from quintet.runtime.server_process import server_interpreter
     from quintet.runtime.serving.app import ServingServer
     from quintet.runtime.serving.build import build_request_handler
 
@@ -36,7 +37,7 @@ def main() -> None:
         can_sleep=True,
     )
     address = Address(settings.host, 0, settings.token)
-    with closing(served.handler), closing(ServingServer(served.handler, address)) as service:
+    with server_interpreter(), closing(served.handler), closing(ServingServer(served.handler, address)) as service:
         sys.stdout.write(f"{service.url}\n")
         sys.stdout.flush()
         while sys.stdin.readline():

@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, ValidationInfo, field_validator, mo
 from quintet.errors import nearest
 from quintet.package_files import read_yaml
 from quintet.rollout.chat.tool_calls import call_schema
+from quintet.runtime.http_service.body_model import at_most
 from quintet.runtime.http_service.limits import check_depth, check_separators
 from quintet.runtime.http_service.request_error import RequestError
 from quintet.runtime.serving.body_parts import (
@@ -71,13 +72,15 @@ class Body(RequestBody):
     """Subtracted from a token's logit for each time that it occurs in the completion."""
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     """Subtracted from the logits of tokens that occur in the completion."""
-    logit_bias: Annotated[dict[TokenName, Bias], Field(max_length=MAX_BIASES)] = Field(default_factory=dict)
+    logit_bias: Annotated[dict[TokenName, Bias], Field(max_length=MAX_BIASES), at_most(MAX_BIASES)] = Field(
+        default_factory=dict
+    )
     """Added to the logits of tokens, by their ids."""
     max_tokens: Annotated[int, Field(ge=0)] | None = None
     """Maximum number of tokens of one completion; 0 only with `echo`."""
     min_tokens: Annotated[int, Field(ge=0)] = 0
     """Minimum number of tokens before the completion may end."""
-    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
+    stop: Text | Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(default_factory=list)
     """Stop strings; not part of the completion's text."""
     stop_token_ids: Annotated[Tokens, Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     """Stop tokens, in addition to the model's."""

@@ -103,18 +103,6 @@ def _usage(job: PendingCompletion, written: int) -> dict[str, Any]:
     return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
 
-def renamed_error(error: RequestError, names: Mapping[str, str]) -> RequestError:
-    """Return an error about a chat with the names that another route has for its fields."""
-    param = error.param or ""
-    first = param.partition(".")[0]
-    if first not in names:
-        return error
-    message = error.message.replace(first, names[first], 1)
-    return RequestError(
-        message, status=error.status, kind=error.kind, code=error.code, param=param.replace(first, names[first], 1)
-    )
-
-
 class Reply(Protocol):
     """Format of the response to a request: a whole body, or events of a stream."""
 

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from quintet.contained_files import check_entries, is_contained, read_contained
 from quintet.errors import MachineError
@@ -38,6 +38,9 @@ REPLACED_PREFIX = f"{STAGING_PREFIX}old_"
 """Prefix of a checkpoint that is being replaced by another one of its step."""
 
 
+T = TypeVar("T")
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """A verified checkpoint: directory, step and the contents of `state.json`."""
@@ -45,6 +48,18 @@ class Checkpoint:
     directory: Path
     step: int
     state: dict[str, Any]
+
+    def entry(self, name: str, kind: type[T], default: T | None = None) -> T:
+        """Return an entry of the state, or `default` if it is missing.
+
+        Raises:
+            MachineError: it has another type, or is missing without a default.
+        """
+        value = self.state.get(name, default)
+        if not isinstance(value, kind):
+            message = f"{self.directory / STATE_FILE}: {name} is {str(value)[:60]!r}, not of the type {kind.__name__}"
+            raise MachineError(message, "use another checkpoint, or start again with resume=never")
+        return value
 
 
 def create_staging_directory(root: Path, step: int) -> Path:

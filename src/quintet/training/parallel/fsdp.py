@@ -223,8 +223,11 @@ def _fully_shard(
     parallelism: ModuleParallelism,
 ) -> None:
     reshard = False if config.policy == "shard_grad_op" else config.reshard_after_forward
+    # kernels for CPUs keep states between layers in float32 (`policies/training_decoder.py`); stages of a pipeline send
+    # them to modules, which need the type of the weights
+    casts_inputs = next(module.parameters()).device.type != "cpu" or parallelism.pipeline is not None
     options: dict[str, Any] = {
-        "mp_policy": MixedPrecisionPolicy(dtypes.parameters, dtypes.gradients),
+        "mp_policy": MixedPrecisionPolicy(dtypes.parameters, dtypes.gradients, cast_forward_inputs=casts_inputs),
         "offload_policy": _offload_policy(memory),
     }
     layer_options = options | {"reshard_after_forward": True if reshard is None else reshard}

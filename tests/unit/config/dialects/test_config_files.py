@@ -114,6 +114,16 @@ def test_a_script_that_is_started_in_a_checkout_has_other_defaults(
     assert values_of(script(tmp_path))["actor_rollout_ref.actor.entropy_coeff"] == 0.02
 
 
+def test_a_framework_in_a_directory_of_a_fork_does_not_decide_the_defaults(checkout: Path) -> None:
+    """`pip install -e verl` makes the package of a copy in the fork's directory `verl` the one that a script starts."""
+    project = checkout.parent / "project"
+    (project / ".git").mkdir(parents=True)
+    checkout.rename(project / "verl")
+    values = values_of(script(project, "trainer.nnodes=2", "scripts/run.sh"))
+    assert values["actor_rollout_ref.actor.entropy_coeff"] == 0.02
+    assert values.source("actor_rollout_ref.actor.entropy_coeff").startswith(f"{project}/verl/verl/trainer/config/")
+
+
 def test_defaults_of_a_checkout_count_as_settings_of_the_user(checkout: Path) -> None:
     """The release's default for engines, two GPUs for each, is no reason to refuse a run on a smaller machine."""
     found = script(checkout, "data.train_batch_size=1024")

@@ -47,12 +47,19 @@ def refusal(path: Path, text: str, *overrides: str) -> str:
         ("trainer.max_actor_ckpt_to_keep", 0, "checkpoint.keep", 1_000_000),
         ("trainer.max_actor_ckpt_to_keep", 3, "checkpoint.keep", 3),
         ("trainer.resume_from_path", False, "resume", "auto"),
+        ("trainer.resume_from_path", True, "resume", "auto"),
         ("algorithm.kl_ctrl.target_kl", 0.0, "algorithm.kl", None),
     ],
 )
 def test_a_value_that_verl_takes_is_taken(tmp_path: Path, key: str, value: object, native: str, expected: Any) -> None:
     found = converted(tmp_path, "verl", changed(PPO, {key: value}))
     assert (natively(found, native), found.unsupported) == (expected, ())
+
+
+def test_a_run_that_resumes_from_no_checkpoint_is_refused(tmp_path: Path) -> None:
+    mode = {"trainer.resume_mode": "resume_path", "trainer.resume_from_path": True}
+    with pytest.raises(ConfigError, match=r"needs trainer\.resume_from_path"):
+        converted(tmp_path, "verl", changed(PPO, mode))
 
 
 def test_a_target_that_counts_is_checked(tmp_path: Path) -> None:

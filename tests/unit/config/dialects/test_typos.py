@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from key_slips import FILES, SLIPS, file_keys, make_slips, suggested_keys
+from key_slips import FILES, SLIPS, file_keys, make_slips, native_suggestions, suggested_keys
 
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.typos import closest_keys, slip_of
@@ -26,6 +26,15 @@ def test_a_slip_in_a_file_is_refused_and_the_key_that_was_meant_comes_first(dial
     assert not [slip for slip, _, is_refused in results if not is_refused]
     wrong = [(slip, suggestion) for slip, suggestion, _ in results if suggestion != slip.key]
     assert len(wrong) <= 0.02 * len(results), wrong
+
+
+def test_a_slip_in_a_native_key_is_refused_and_the_key_that_was_meant_comes_first() -> None:
+    """Also of an environment, an advantage and a loss, and on the name of a section."""
+    results = [*native_suggestions(random.Random(0), share=0.04)]
+    assert len(results) > KEYS_PER_FILE * len(SLIPS)
+    assert not [slip for slip, _, is_refused in results if not is_refused]
+    wrong = [(slip, suggestion) for slip, suggestion, _ in results if suggestion != slip.key]
+    assert len(wrong) <= 0.03 * len(results), wrong
 
 
 @pytest.mark.parametrize(

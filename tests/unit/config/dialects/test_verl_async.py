@@ -117,11 +117,18 @@ def test_several_epochs_over_each_update_wait(tmp_path: Path) -> None:
 
 
 @pytest.mark.proves("verl", "rollout.n", f"{ASYNC}.use_trainer_do_validate", f"{ACTOR}.use_rollout_log_probs")
-@pytest.mark.proves("verl", f"{ROLLOUT}.enable_sleep_mode")
 def test_keys_that_verl_does_not_read_change_nothing(tmp_path: Path) -> None:
     keys = {"rollout.n": 7, f"{ASYNC}.use_trainer_do_validate": True, f"{ACTOR}.use_rollout_log_probs": False}
-    keys |= {f"{ROLLOUT}.enable_sleep_mode": True}
     assert experiment(tmp_path, {**FULLY_ASYNC, **keys}) == experiment(tmp_path, FULLY_ASYNC)
+
+
+@pytest.mark.proves("verl", f"{ROLLOUT}.enable_sleep_mode")
+def test_a_key_of_all_rollouts_is_refused_outside_of_asynchronous_trainers(tmp_path: Path) -> None:
+    """verl's class `RolloutConfig` has it since 0.7, and the trainers' files don't."""
+    synchronous = {key: value for key, value in ONE_STEP_OFF.items() if not key.startswith("rollout.")}
+    for trainer in (FULLY_ASYNC, synchronous):
+        keys = {**trainer, f"{ROLLOUT}.enable_sleep_mode": False}
+        assert experiment(tmp_path, keys) == experiment(tmp_path, trainer)
 
 
 @pytest.mark.parametrize(

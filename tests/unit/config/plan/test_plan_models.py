@@ -10,8 +10,9 @@ import pytest
 from example_models import CONFIGS, PARAMETERS, VISION_CONFIGS, VISION_PARAMETERS, at
 
 from quintet.config.compose import load_experiment
-from quintet.config.plan.model_shapes import ModelShape, UnreadableConfigError, read_shape
-from quintet.config.plan.models import UnknownModel, find_model_shape, find_models, is_hub_name
+from quintet.config.model_locations.locations import UnreadableConfigError, is_hub_name
+from quintet.config.plan.model_shapes import ModelShape, read_shape
+from quintet.config.plan.models import UnknownModel, find_model_shape, find_models
 
 
 @pytest.mark.parametrize("name", CONFIGS)

@@ -117,6 +117,19 @@ def test_the_style_with_a_tool_calls_a_calculator_with_the_question() -> None:
         build_task("countdown", {"style": "tool"})
 
 
+@pytest.mark.parametrize("style", ["direct", "worked"])
+def test_word_problems_have_the_result_of_what_they_tell(tmp_path: Path, style: str) -> None:
+    train, validation = make(tmp_path, "word_problems", options={"style": style, "largest_result": 30})
+    for row in train + validation:
+        asked, truth = row["prompt"][0]["content"], int(row["reward_model"]["ground_truth"])
+        before, change = (int(number) for number in re.findall(r"\d+", asked))
+        assert truth == (before + change if " buys " in asked else before - change)
+        assert 0 <= truth <= 30
+        assert asked.endswith("have now? Answer with just the number.")
+        worked = f"<think> {before} {'+' if ' buys ' in asked else '-'} {change} = {truth} </think>"
+        assert row["response"] == (str(truth) if style == "direct" else f"{worked} <answer> {truth} </answer>")
+
+
 numbers = st.integers(0, 99)
 trees: st.SearchStrategy[Tree] = st.recursive(
     numbers, lambda inner: st.tuples(st.sampled_from("+-*/"), inner, inner), max_leaves=7
@@ -159,7 +172,7 @@ def test_reasoning_gym_scores_its_own_answers_as_correct(tmp_path: Path, name: s
         assert row["response"] == f"<answer> {entry['answer']} </answer>"
 
 
-@pytest.mark.parametrize("task", ["addition", "arithmetic", "countdown", "reasoning_gym:chain_sum"])
+@pytest.mark.parametrize("task", ["addition", "arithmetic", "countdown", "word_problems", "reasoning_gym:chain_sum"])
 def test_sizes_are_exact_and_no_question_is_in_both_splits(tmp_path: Path, task: str) -> None:
     train, validation = make(tmp_path, task, 150, 30)
     assert (len(train), len(validation)) == (150, 30)

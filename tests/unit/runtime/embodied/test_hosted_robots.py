@@ -30,7 +30,6 @@ from quintet.runtime.calls.remote_call import RemoteCall
 from quintet.runtime.calls.remote_interface import HOSTED_ROBOTS
 from quintet.runtime.embodied.hosted_robots import RestartableWorker, hosted_robot_envs, start_call
 from quintet.runtime.embodied.policy_copies import ActionPolicyCopies
-from quintet.runtime.embodied.simulator_config import simulator_of
 from quintet.training.parallel.rendezvous import RankDiedError
 
 SUCCESS = {"success": {1: [2], 6: [4]}}
@@ -189,7 +188,7 @@ def test_a_lost_worker_costs_the_episodes_of_its_robots_and_one_that_is_started_
     envs.reset(0, np.array([4, 6, 1, 3]))
     assert failed(chunk(envs)) == [2, 3]
     workers.restart(2)
-    with closing(build_robot_envs(simulator_of(config, is_validation=False), 4)) as expected:
+    with closing(build_robot_envs(config.simulator_config(is_validation=False), 4)) as expected:
         for each in (envs, expected):
             each.reset(0, np.array([4, 6, 1, 3]))
         for _ in range(2):

@@ -28,7 +28,7 @@ def trainer_file(module: str, script: Path) -> Path | None:
     `module` is that of `-m MODULE`, or a program `DIRECTORY/FILE.py`.
     """
     program = _program(module)
-    programs = (directory / program for directory in _directories(script, program))
+    programs = (directory / program for directory in program_directories(script, program))
     return next(filter(None, map(_default_file, programs)), None)
 
 
@@ -45,7 +45,7 @@ def trainer_files(module: str, script: Path, config: Path | None) -> tuple[Path,
 def package_directory(module: str, script: Path) -> Path | None:
     """Return the directory with the package of a trainer in the checkout around a script; None if there is none."""
     program = _program(module)
-    return next((each for each in _directories(script, program) if (each / program).is_file()), None)
+    return next((each for each in program_directories(script, program) if (each / program).is_file()), None)
 
 
 def trainer_code(module: str, found: Path) -> Mapping[str, str]:
@@ -97,8 +97,9 @@ def is_trainer_file(path: Path) -> bool:
     return any(file is not None and file.resolve() == path.resolve() for file in map(_default_file, programs))
 
 
-def _directories(script: Path, program: str) -> Iterator[Path]:
-    """Yield the directories that may have a program: those around the script, and then those in the checkout."""
+def program_directories(script: Path, program: str) -> Iterator[Path]:
+    """Yield the directories that may have a program: those around the script, and then those in the checkout, such as
+    that of a framework in a fork's directory `verl`."""
     around = [*script.resolve().parents][:MAX_PARENTS]
     yield Path()
     yield from around

@@ -60,8 +60,12 @@ class CommandReader(SimpleCommandReader):
         self.loops = Loops(self, self.built_ins)
 
     def read_uncalled_functions(self) -> None:
-        """Read the functions that the script does not call, with unknown arguments, in place of its commands."""
+        """Read the functions that the script does not call, with unknown arguments, in place of its commands.
+
+        What they would do to readonly variables is no error, since bash does not run them.
+        """
         self.commands, self.jump = [], ""
+        self.variables.attributes = {name: each.replace("r", "") for name, each in self.variables.attributes.items()}
         for name, function in list(self.variables.functions.items()):
             if name not in self.called and function is not None:
                 with self.inner_scripts.reading(*function):

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
-from quintet.config.dialects.composition.checkout import trainer_file
+from quintet.config.dialects.composition.checkout import program_directories, trainer_file
 from quintet.config.dialects.registry import DIALECTS
 from quintet.config.dialects.scripts.trainer_calls import TrainerCall
 
@@ -66,11 +66,12 @@ class ConfigFiles:
         return Path(f"{self.module.replace('.', '/')}.py")
 
     def _own_files(self, file: str, directory: str = OWN_DIRECTORY) -> Iterator[Path]:
-        """Yield the paths of a file in a directory beside the trainer's module, in the working directory and in the
-        directories around the script."""
+        """Yield the paths of a file in a directory beside the trainer's module, in the working directory, in the
+        directories around the script, and in those of its checkout."""
         roots = [Path(), *self.script.parents]
         if not self.script.is_absolute():
             roots += self.script.absolute().parent.parents
+        roots += program_directories(self.script, str(self._program))
         for root in roots:
             if (root / self._program).is_file():
                 yield Path(os.path.normpath(root / self._program.parent / directory / file))

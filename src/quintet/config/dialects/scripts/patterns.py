@@ -16,7 +16,7 @@ UNPROTECTED |= {0xE180 + code: chr(code) for code in range(128)}
 UNPROTECTED |= {ord(ITEM_SEPARATOR): " ", ord(EMPTY_ITEM): ""}
 REPLACEMENT = "\ue008"
 """What separates pattern and replacement in `${NAME/pattern/replacement}`."""
-PATTERN_CHARACTERS = re.compile(r"[*?\[]")
+SLASH, ANY_SLASH = re.compile("/"), re.compile(f"[/{chr(PROTECTED[ord('/')])}]")
 EXTENDED = re.compile(r"[?*+@!]\(")
 CLASSES = {"digit": "0-9", "alpha": "a-zA-Z", "alnum": "a-zA-Z0-9", "upper": "A-Z", "lower": "a-z", "space": r"\s"}
 BRACKET = re.compile(r"\[(?P<negated>[!^]?)(?P<content>\]?(?:\[:\w+:\]|[^\]])*)\]")
@@ -95,11 +95,18 @@ def matches(text: str, pattern: str) -> bool | None:
     return re.fullmatch(expression, text, re.DOTALL) is not None
 
 
-def is_file_pattern(text: str) -> bool:
-    """Return whether bash replaces an expanded word by the names of files that match it."""
-    return PATTERN_CHARACTERS.search(text) is not None and (
-        bool(re.search(r"[*?]", text)) or BRACKET.search(text) is not None
-    )
+def is_file_pattern(text: str, separator: re.Pattern[str] = SLASH) -> bool:
+    """Return whether bash replaces an expanded word by the names of files that match it.
+
+    A bracket expression is within one part of a path: `[path/to/train.parquet]` is a text.
+    """
+    return any(re.search(r"[*?]", part) or BRACKET.search(part) for part in separator.split(text))
+
+
+def may_match_files(pattern: str) -> bool:
+    """Return whether there can be a file that a pattern names; no file has a slash, also if the slash is quoted, as in
+    `["$DATA/train.parquet"]`."""
+    return is_file_pattern(pattern, ANY_SLASH)
 
 
 def matching_files(pattern: str, directory: Path) -> list[str] | None:

@@ -6,13 +6,15 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from quintet.config.dialects.scripts.patterns import EMPTY_ITEM, matching_files, unprotected
+from quintet.config.dialects.scripts.patterns import EMPTY_ITEM, matching_files, may_match_files, unprotected
 from quintet.config.dialects.scripts.variables import DIRECTORY, MARKER, Variables
 
 MARKED_OR_OTHER = re.compile("(\ue000\\d+\ue001)|[^\ue000]+")
 SPLIT_BASE = 0xE180
 SPLIT_POINTS = re.compile("[\ue003\ue180-\ue1ff]+")
 """Where an expansion is split: between the words of an array, and at characters of IFS."""
+MATTERS_WITHOUT_FILES = {"nullglob", "?nullglob", "glob", "?glob"}
+"""Options with which a pattern that names no file is no text."""
 
 
 def with_split_points(text: str, variables: Variables, line: int) -> str:
@@ -33,7 +35,7 @@ def with_split_points(text: str, variables: Variables, line: int) -> str:
 def pathname_expansion(pattern: str, variables: Variables, line: int) -> list[str]:
     """Return the files that an unquoted pattern names, or the pattern if there are none."""
     options, literal = variables.options, unprotected(pattern)
-    if "f" in options:
+    if "f" in options or not (may_match_files(pattern) or MATTERS_WITHOUT_FILES & options):
         return [literal]
     directory = variables.scalar(DIRECTORY) or "."
     is_known = not MARKER.search(directory) or pattern.startswith("/")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from quintet.arrow_values import checked
 from quintet.config.dialects.vagen.key_values import ENV
 from quintet.config.dotted import get_value
 from quintet.errors import ConfigError
@@ -56,8 +57,8 @@ def _read_file(path: Path, key: str) -> Iterator[EnvRow]:
     import pyarrow.parquet as pq
 
     try:
-        rows = pq.read_table(path, columns=["extra_info"]).column("extra_info").to_pylist()
-    except (OSError, pa.ArrowException, KeyError) as error:
+        rows = checked(pq.read_table(path, columns=["extra_info"]).column("extra_info")).to_pylist()
+    except (OSError, pa.ArrowException, KeyError, ValueError, OverflowError) as error:
         hint = "a row has extra_info with env_name, env_config and seed; quintet data envs writes such files"
         message = f"{key}: {path} is no Parquet file of start states: {str(error).splitlines()[0]}"
         raise ConfigError(message, key=key, value=str(path), hint=hint) from error

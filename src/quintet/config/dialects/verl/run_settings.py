@@ -217,7 +217,7 @@ def overlong_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
 def run_setting_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield keys of a run that lack another one."""
     mode, path = "trainer.resume_mode", "trainer.resume_from_path"
-    if values[mode] == "resume_path" and not values[path]:
+    if values[mode] == "resume_path" and values[path] in (None, "", True, False):
         yield values.problem(mode, f"needs {path}", f"{path}=CHECKPOINT, or {mode}=auto")
     file, name = "data.custom_cls.path", "data.custom_cls.name"
     if values[file] is not None and values[name] is None:

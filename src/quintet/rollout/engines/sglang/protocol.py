@@ -247,7 +247,9 @@ def parse_chunk(body: Mapping[str, Any]) -> ResponseChunk:
     output_ids = body.get("output_ids")
     if output_ids is not None and tuple(output_ids) != chunk.tokens:
         raise MalformedResponseError(f"{len(chunk.tokens)} log-probs for {len(output_ids)} tokens")
-    return _check_finite(chunk)
+    if not all(map(math.isfinite, chunk.logprobs)):
+        raise MalformedResponseError("non-finite log-probs: do the weights contain NaN?")
+    return chunk
 
 
 def _likeliest(rows: Sequence[Sequence[Any]]) -> TopLogprobs:
@@ -257,12 +259,6 @@ def _likeliest(rows: Sequence[Sequence[Any]]) -> TopLogprobs:
 def _number(value: Any) -> float:
     """JSON encodes NaN as null."""
     return math.nan if value is None else float(value)
-
-
-def _check_finite(chunk: ResponseChunk) -> ResponseChunk:
-    if not all(map(math.isfinite, chunk.logprobs)):
-        raise MalformedResponseError("non-finite log-probs: do the weights contain NaN?")
-    return chunk
 
 
 def parse_scores(body: Mapping[str, Any], tokens: Sequence[int]) -> tuple[list[float], list[TopLogprobs]]:

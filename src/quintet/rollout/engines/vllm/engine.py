@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from quintet.errors import ConfigError
 from quintet.policies.vision.image_encoder import is_vision_language
@@ -26,9 +26,6 @@ from quintet.rollout.engines.vllm.options import has_dummy_weights
 from quintet.rollout.engines.vllm.weight_sync import WeightPlan
 from quintet.rollout.engines.weight_source import ModuleWeights, WeightSource
 from quintet.sampling import StructuredOutput
-
-if TYPE_CHECKING:
-    pass
 
 T = TypeVar("T")
 MIN_TEMPERATURE = 0.01

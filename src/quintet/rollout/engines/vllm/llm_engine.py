@@ -79,7 +79,7 @@ class LlmEngine:
         self._processes = self._find_processes()
         self._all_processes = _process_tree(self._processes)
         if self._separate_process:
-            self._start_watcher()
+            threading.Thread(target=self._watch, args=(self._engine.engine_core,), daemon=True).start()
         self._install_exact_sampler()
 
     def _start(self) -> None:
@@ -121,9 +121,6 @@ class LlmEngine:
         # Ray ends its actors itself
         has_children = self._has_workers and self._setup.options.executor == "mp"
         return [worker.proc for worker in self._engine.model_executor.workers] if has_children else []
-
-    def _start_watcher(self) -> None:
-        threading.Thread(target=self._watch, args=(self._engine.engine_core,), daemon=True).start()
 
     def _watch(self, client: Any) -> None:
         """Fail pending calls once a process of vLLM has ended; vLLM would wait forever."""

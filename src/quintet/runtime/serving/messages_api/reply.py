@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.serving.chat_places import ChatPlace, renamed_error
 from quintet.runtime.serving.messages_api.schema import MessagesBody
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, parse
-from quintet.runtime.serving.responses import EventStream, completion_body, renamed_error
+from quintet.runtime.serving.responses import EventStream, completion_body
 
 ERROR_TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error"}
 ERROR_TYPES |= {404: "not_found_error", 413: "request_too_large", 429: "rate_limit_error", 503: "overloaded_error"}
@@ -23,6 +24,8 @@ CHAT_FIELDS = {
     "reasoning_effort": "output_config.effort",
     "stop": "stop_sequences",
     "user": "metadata.user_id",
+    "tool_call_id": "tool_use_id",
+    "image_url.url": "source",
 }
 """Fields of a chat and of this route."""
 
@@ -35,9 +38,9 @@ def read_messages(data: bytes) -> MessagesReply:
     """
     request = parse(MessagesBody, data)
     try:
-        return MessagesReply(request.to_chat())
+        return MessagesReply(request.to_chat(), request.chat_places())
     except RequestError as error:
-        raise renamed_error(error, CHAT_FIELDS) from error
+        raise renamed_error(error, CHAT_FIELDS, request.chat_places()) from error
 
 
 class MessagesError(RequestError):
@@ -59,6 +62,7 @@ class MessagesReply:
     """`Reply` of `/v1/messages`."""
 
     body: ChatBody
+    places: Sequence[ChatPlace]
     stream_end = b""
 
     def whole(
@@ -79,7 +83,7 @@ class MessagesReply:
         return MessagesError.of(error).body()
 
     def refusal(self, error: RequestError) -> RequestError:
-        return renamed_error(error, CHAT_FIELDS)
+        return renamed_error(error, CHAT_FIELDS, self.places)
 
 
 def message(handler: RequestHandler, job: PendingCompletion, content: Sequence[Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Discriminator, Field, Tag, ValidationInfo, model_validator
 
 from quintet.runtime.serving.body_parts import CACHE_HINTS, Name, Part, RequestBody, Text, note_ignored
+from quintet.runtime.serving.chat_places import ChatPlace
 from quintet.runtime.serving.request_schema import MAX_MESSAGES, MAX_STOPS, MAX_TOOLS, ChatBody, validate
 
 
@@ -206,12 +207,12 @@ class MessagesBody(RequestBody):
 
     model: str | None = None
     messages: Annotated[list[MessageParam], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
-    system: str | list[TextBlock] | None = None
+    system: str | Annotated[list[TextBlock], Field(fail_fast=True)] | None = None
     max_tokens: Annotated[int, Field(ge=1)]
     temperature: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1)] = 0
-    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
+    stop_sequences: Annotated[list[Text], Field(max_length=MAX_STOPS, fail_fast=True)] = Field(default_factory=list)
     tools: Annotated[list[MessagesTool], Field(max_length=MAX_TOOLS, fail_fast=True)] = Field(default_factory=list)
     tool_choice: ToolChoiceParam | None = None
     output_config: OutputConfig = OutputConfig()
@@ -232,7 +233,7 @@ class MessagesBody(RequestBody):
         choice = self.tool_choice
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": [*self._system(), *(each for message in self.messages for each in _chat_messages(message))],
+            "messages": [message for message, _ in self._messages()],
             "max_completion_tokens": self.max_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -252,10 +253,16 @@ class MessagesBody(RequestBody):
             fields["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
         return fields
 
-    def _system(self) -> list[dict[str, Any]]:
-        if self.system is None:
-            return []
-        return [{"role": "system", "content": _chat_content(self.system)}]
+    def chat_places(self) -> list[ChatPlace]:
+        """Return where each message of the chat comes from."""
+        return [place for _, place in self._messages()]
+
+    def _messages(self) -> Iterator[tuple[dict[str, Any], ChatPlace]]:
+        """Yield the messages of the chat with their places."""
+        if self.system is not None:
+            yield {"role": "system", "content": _chat_content(self.system)}, ChatPlace("system")
+        for index, message in enumerate(self.messages):
+            yield from _chat_messages(message, f"messages.{index}")
 
     def to_chat(self) -> ChatBody:
         """Return the chat request.
@@ -273,22 +280,28 @@ def _chat_content(content: Any) -> str | list[dict[str, Any]]:
     return content if isinstance(content, str) else [block.chat_part() for block in content]
 
 
-def _chat_messages(message: MessageParam) -> Iterator[dict[str, Any]]:
-    """Yield a message as a chat has it: results of calls are messages of their own, before the rest."""
+def _chat_messages(message: MessageParam, path: str) -> Iterator[tuple[dict[str, Any], ChatPlace]]:
+    """Yield a message as a chat has it, with the place of each: results of calls are messages of their own, before the
+    rest."""
     if isinstance(message.content, str):
-        yield {"role": message.role, "content": message.content}
+        yield {"role": message.role, "content": message.content}, ChatPlace(path)
         return
-    results = [block for block in message.content if isinstance(block, ToolResultBlock)]
-    for block in results:
-        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _chat_content(block.content)}
-    rest = [block for block in message.content if isinstance(block, TextBlock | ImageBlock)]
+    results = [(index, block) for index, block in enumerate(message.content) if isinstance(block, ToolResultBlock)]
+    for index, block in results:
+        result = f"{path}.content.{index}"
+        count = len(block.content) if isinstance(block.content, list) else 0
+        place = ChatPlace(result, [f"{result}.content.{part}" for part in range(count)])
+        yield {"role": "tool", "tool_call_id": block.tool_use_id, "content": _chat_content(block.content)}, place
+    shown = [(index, block) for index, block in enumerate(message.content) if isinstance(block, TextBlock | ImageBlock)]
+    rest = [block for _, block in shown]
     calls = [_chat_call(block) for block in message.content if isinstance(block, ToolUseBlock)]
     thoughts = [block.thinking for block in message.content if isinstance(block, ThinkingBlock)]
     if results and not (rest or calls or thoughts):
         return
     fields: dict[str, Any] = {"role": message.role, "content": _chat_content(rest) if rest else None}
     fields |= {"tool_calls": calls} if calls else {}
-    yield fields | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {})
+    place = ChatPlace(path, [f"{path}.content.{index}" for index, _ in shown])
+    yield fields | ({"reasoning_content": "\n".join(thoughts)} if thoughts else {}), place
 
 
 def _chat_call(block: ToolUseBlock) -> dict[str, Any]:

@@ -8,12 +8,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.runtime.http_service.request_error import RequestError
+from quintet.runtime.serving.chat_places import renamed_error
 from quintet.runtime.serving.request_handler import CompletionChoice, PendingCompletion, RequestHandler
 from quintet.runtime.serving.request_schema import ChatBody, parse
-from quintet.runtime.serving.responses import EventStream, completion_body, renamed_error
+from quintet.runtime.serving.responses import EventStream, completion_body
 from quintet.runtime.serving.responses_api.schema import ResponsesBody
 
-CHAT_FIELDS = {"messages": "input", "max_completion_tokens": "max_output_tokens", "response_format": "text.format"}
+CHAT_FIELDS = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "top_logprobs",
+    "tool_call_id": "call_id",
+    "image_url.url": "image_url",
+}
 """Fields of a chat and of this route."""
 
 
@@ -27,7 +36,7 @@ def read_responses(data: bytes) -> ResponsesReply:
     try:
         return ResponsesReply(request, request.to_chat())
     except RequestError as error:
-        raise renamed_error(error, CHAT_FIELDS) from error
+        raise renamed_error(error, CHAT_FIELDS, request.chat_places()) from error
 
 
 def new_id(prefix: str) -> str:
@@ -64,7 +73,7 @@ class ResponsesReply:
         return {"type": "error", **fields, "sequence_number": num_sent}
 
     def refusal(self, error: RequestError) -> RequestError:
-        return renamed_error(error, CHAT_FIELDS)
+        return renamed_error(error, CHAT_FIELDS, self.request.chat_places())
 
     def response(
         self,

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from quintet.runtime.serving.body_parts import JsonSchema, Name, Part, RequestBody, StreamOptions
+from quintet.runtime.serving.chat_places import ChatPlace
 from quintet.runtime.serving.request_schema import (
     MAX_MESSAGES,
     MAX_TEMPERATURE,
@@ -124,14 +125,17 @@ class ReasoningText(Part):
     text: str
 
 
+ReasoningTexts = Annotated[list[ReasoningText], Field(fail_fast=True)]
+
+
 class ReasoningItem(Part):
     """Thought of the model."""
 
     NO_EFFECT = {**ITEM_FIELDS, "encrypted_content": "this server encrypts nothing"}  # noqa: RUF012
 
     type: Literal["reasoning"]
-    content: list[ReasoningText] = Field(default_factory=list)
-    summary: list[ReasoningText] = Field(default_factory=list)
+    content: ReasoningTexts = Field(default_factory=list)
+    summary: ReasoningTexts = Field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -271,7 +275,7 @@ class ResponsesBody(RequestBody):
         """Return the fields of the chat request."""
         fields: dict[str, Any] = {
             "model": self.model,
-            "messages": [*self._instructions(), *self._messages()],
+            "messages": [message for message, _ in self._messages()],
             "max_completion_tokens": self.max_output_tokens,
             "temperature": self.temperature,
             "top_p": self.top_p,
@@ -290,28 +294,28 @@ class ResponsesBody(RequestBody):
             fields["stream_options"] = {"include_usage": True}
         return fields
 
-    def _instructions(self) -> list[dict[str, Any]]:
-        return [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+    def chat_places(self) -> list[ChatPlace]:
+        """Return where each message of the chat comes from."""
+        return [place for _, place in self._messages()]
 
-    def _messages(self) -> Iterator[dict[str, Any]]:
-        """Yield the messages; calls belong to the message of the model before them, and thoughts to what follows."""
+    def _messages(self) -> Iterator[tuple[dict[str, Any], ChatPlace]]:
+        """Yield the messages with their places; calls belong to the message of the model before them, and thoughts to
+        what follows."""
+        if self.instructions is not None:
+            yield {"role": "system", "content": self.instructions}, ChatPlace("instructions")
         if isinstance(self.input, str):
-            yield {"role": "user", "content": self.input}
+            yield {"role": "user", "content": self.input}, ChatPlace("input")
             return
-        answer: dict[str, Any] | None = None
-        for item in self.input:
+        answer = _Answer()
+        for index, item in enumerate(self.input):
             if isinstance(item, CallOutputItem) or (isinstance(item, MessageItem) and item.role != "assistant"):
-                if answer is not None:
-                    yield answer
-                answer = None
-                yield _other_message(item)
+                yield from answer.end()
+                yield _other_message(item), _place(item, index)
                 continue
-            if answer is not None and not isinstance(item, CallItem) and {"content", "tool_calls"} & answer.keys():
-                yield answer
-                answer = None
-            answer = _extended(answer or {"role": "assistant"}, item)
-        if answer is not None:
-            yield answer
+            if not isinstance(item, CallItem) and answer.has_content:
+                yield from answer.end()
+            answer.add(item, index)
+        yield from answer.end()
 
     def _tool_choice(self) -> Any:
         if isinstance(self.tool_choice, FunctionChoice):
@@ -342,12 +346,47 @@ def _other_message(item: MessageItem | CallOutputItem) -> dict[str, Any]:
     return {"role": item.role, "content": _chat_content(item.content)}
 
 
-def _extended(answer: dict[str, Any], item: MessageItem | CallItem | ReasoningItem) -> dict[str, Any]:
-    """Return an answer with another item of it."""
-    if isinstance(item, ReasoningItem):
-        earlier = answer.get("reasoning_content")
-        return answer | {"reasoning_content": item.text if earlier is None else f"{earlier}\n{item.text}"}
-    if isinstance(item, MessageItem):
-        return answer | {"content": _chat_content(item.content)}
-    call = {"id": item.call_id, "type": "function", "function": {"name": item.name, "arguments": item.arguments}}
-    return answer | {"tool_calls": [*answer.get("tool_calls", ()), call]}
+def _place(item: MessageItem | CallOutputItem | CallItem | ReasoningItem, index: int) -> ChatPlace:
+    field = "output" if isinstance(item, CallOutputItem) else "content"
+    content = getattr(item, field, None)
+    count = len(content) if isinstance(content, list) else 0
+    return ChatPlace(f"input.{index}", [f"input.{index}.{field}.{part}" for part in range(count)])
+
+
+class _Answer:
+    """Items that are one message of the model. They are joined at its end, in time linear in their number."""
+
+    def __init__(self) -> None:
+        self._thoughts, self._calls = list[str](), list[dict[str, Any]]()
+        self._content: str | list[dict[str, Any]] | None = None
+        self._place = ChatPlace("input")
+
+    @property
+    def has_content(self) -> bool:
+        """Whether a further thought or text begins another message."""
+        return self._content is not None or bool(self._calls)
+
+    def add(self, item: MessageItem | CallItem | ReasoningItem, index: int) -> None:
+        """Add the next item of the message, with its index in the input."""
+        if isinstance(item, MessageItem) or self._place.path == "input":
+            self._place = _place(item, index)
+        if isinstance(item, ReasoningItem):
+            self._thoughts.append(item.text)
+        elif isinstance(item, MessageItem):
+            self._content = _chat_content(item.content)
+        else:
+            function = {"name": item.name, "arguments": item.arguments}
+            self._calls.append({"id": item.call_id, "type": "function", "function": function})
+
+    def end(self) -> Iterator[tuple[dict[str, Any], ChatPlace]]:
+        """Yield the message with its place, if it has items, and begin another one."""
+        fields, place = dict[str, Any](), self._place
+        if self._thoughts:
+            fields["reasoning_content"] = "\n".join(self._thoughts)
+        if self._content is not None:
+            fields["content"] = self._content
+        if self._calls:
+            fields["tool_calls"] = self._calls
+        self.__init__()  # type: ignore[misc]
+        if fields:
+            yield {"role": "assistant"} | fields, place
