@@ -205,8 +205,8 @@ def measure_single(model: Any, size: int) -> dict[str, float]:
     requests = Requests(build_engine(model, 1, 8192, serving=True), model.config.vocab_size)
     reference = copy.deepcopy(model)
     reference.set_attn_implementation("sdpa")
-    count, ours, theirs = 24, list[float](), list[float]()
-    for _ in range(5):
+    count, ours, theirs = 12, list[float](), list[float]()
+    for _ in range(3):
         prompt = requests.tokens(size)
         requests.add(prompt, count + 1)
         requests.engine.step()
