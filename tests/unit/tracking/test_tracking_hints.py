@@ -80,6 +80,7 @@ WRITABLE = "set output_dir=DIRECTORY to a writable directory"
 CASES = [
     case(created, ["output_dir=/proc/x"], WRITABLE, ["output_dir=elsewhere"]),
     case(created, ["output_dir=file"], WRITABLE, ["output_dir=elsewhere"]),
+    case(created, ["output_dir=dangling"], "create that directory or remove the link, or ", ["output_dir=elsewhere"]),
     case(failing, errno.EACCES, WRITABLE, 0),
     case(failing, errno.ENOSPC, "free some space, and the same command resumes from the last checkpoint; ", 0),
     case(written, "gone", "restore it, or set output_dir=DIRECTORY to another directory", "there"),
@@ -97,6 +98,7 @@ def _directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("")
     (tmp_path / "there").mkdir()
+    (tmp_path / "dangling").symlink_to("nothing")
 
 
 @pytest.mark.parametrize("entry", CASES, ids=name_of)
