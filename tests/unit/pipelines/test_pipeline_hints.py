@@ -147,8 +147,8 @@ def saved(is_safe: bool) -> None:
 
 
 OTHER_VERSION = json.dumps(
-    {"experiment": {"no_such_key": 1}}
-    | dict.fromkeys(("kind", "step", "steps", "seconds", "base_model", "data", "results"), 0)
+    {"experiment": {"no_such_key": 1}, "kind": "reinforcement learning", "base_model": "m", "data": [], "results": {}}
+    | dict.fromkeys(("step", "steps", "seconds"), 0)
 )
 
 
@@ -316,6 +316,7 @@ EXEMPT = {
     "pipelines/model_download.py": "test_model_download.py follows them",
     "pipelines/first_prompt.py": "test_plan_prompt.py follows them",
     "pipelines/sft/": "test_sft_hints.py follows them",
+    "pipelines/training_record.py checkpoint_record": "test_model_card.py raises it",
     "pipelines/export.py _merge": "another machine is needed",
 }
 

@@ -19,6 +19,7 @@ from quintet.data.prompt_source import open_split
 from quintet.data.tasks.generation import write_rows
 from quintet.pipelines.sft import final_weights, fine_tuning, stage
 from quintet.pipelines.sft.episodes import build_solved_episodes
+from quintet.pipelines.sft.fine_tuning import HeldOutLosses
 from quintet.pipelines.sft.rows import build_sft_dataset
 from quintet.policies.model_loading import load_tokenizer
 from quintet.runtime.controller import Controller
@@ -85,6 +86,12 @@ def continued(digest_and_resume: tuple[str, str]) -> None:
         tuned.load(Checkpoint(Path("saved"), 1, {"base": "before", "contents": ["model"]}))
 
 
+def resumed(reached: dict[str, Any] | None) -> None:
+    """Losses in the state of a checkpoint; a run that starts again reads none."""
+    if reached is not None:
+        HeldOutLosses.restored(Checkpoint(Path("saved"), 1, {"reached": reached}))
+
+
 MERGE = ["sft.merge=true"]
 CASES = [
     case(configured, [], "add one, at least `sft: {}`; RAGEN's configurations have it with rl_or_sft=sft", ["sft={}"]),
@@ -122,6 +129,7 @@ CASES = [
     # weights
     case(copied, ["/proc/no"], "fix that and rerun the same command, or copy the directory yourself", ["copies"], []),
     case(before_reinforcement, ["sft.merge=false"], "sft.merge=true", MERGE),
+    case(resumed, {"best": "low"}, "use another checkpoint, or start again with resume=never", {"best": 1.0}, None),
     case(
         continued,
         ("after", "auto"),
