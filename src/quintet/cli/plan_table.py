@@ -304,7 +304,7 @@ def _print_robots(out: Console, plan: RunPlan) -> None:
     used = {"envs": robots["simulated_on"], "rollout": robots["sampled_on"]}
     simulated, sampled = map(format_ranges, used.values())
     out.print(f"  Robots are simulated on {simulated}; their actions are sampled on {sampled}.", style="dim")
-    listed = {name: component.devices for name in used if (component := plan.placement.of(name))}
+    listed = {name: tuple(component.devices) for name in used if (component := plan.placement.of(name))}
     if any(listed[name] not in ((), used[name]) for name in listed):
         out.print("  Only devices without the actor have processes for this; otherwise the actor's do it.", style="dim")
 
