@@ -22,6 +22,7 @@ from quintet.config.plan.row_counts import num_epochs
 from quintet.config.plan.run_plan import RunPlan, describe_run
 from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import ConfigProblem
+from quintet.data.tables import cached_tables
 from quintet.errors import UserError
 
 MAX_NODE_COLUMNS = 4
@@ -359,6 +360,10 @@ def _print_disk(out: Console, plan: RunPlan) -> None:
         f"  {sizes} at a time and final weights take {format_bytes(use.total)} of {clean(plan.config.output_dir)}{free}"
     )
     out.print(line, soft_wrap=True)
+    if plan.config.data is not None:
+        directory, used, limit = cached_tables(plan.config.data)
+        sizes = f"{format_bytes(used)} of at most {format_bytes(limit)}"
+        out.print(f"  copies of Parquet tables: {sizes} in {clean(str(directory))}", soft_wrap=True)
 
 
 def _memory_cells(use: MemoryUse) -> list[str]:
