@@ -217,7 +217,8 @@ class Request(SamplingSettings):
     stop_token_ids: tuple[int, ...] = ()
     """Tokens that end the response and are its last token; empty continues to `max_tokens`."""
     keep_kv_cache: bool = False
-    """The conversation continues: keep the KV cache for the next request with this `id`."""
+    """The conversation may continue: cache the keys and values of the response for prompts that begin with it. Of
+    several engines, the one with this `id` gets the next request."""
     top_logprobs: int = 0
     """Number of likeliest tokens to return at each position."""
     prompt_logprobs: int | None = None

@@ -26,6 +26,7 @@ from quintet.errors import SIGNALLED, MachineError
 
 if TYPE_CHECKING:
     from quintet.config.composed import ComposedConfig
+    from quintet.config.native.experiment import Experiment
     from quintet.pipelines.model_lookup import StoredModel
     from quintet.runtime.http_service.address import Address
     from quintet.runtime.serving.build import ServedModel
@@ -81,7 +82,7 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
     with stop_on_signals() as stop:
         served = build_request_handler(config, policy, name=name, context=context)
         with server_interpreter(), closing(served.handler), closing(ServingServer(served.handler, address)) as service:
-            _print_address(served, name, config.rollout.engine, service.url)
+            _print_address(served, name, config, service.url)
             while stop.number is None:
                 time.sleep(POLL_SECONDS)
                 if fault := served.handler.engine.error:
@@ -90,10 +91,12 @@ def _serve(composed: ComposedConfig, policy: Path, name: str, context: int | Non
     return SIGNALLED + stop.number
 
 
-def _print_address(served: ServedModel, name: str, engine: str, url: str) -> None:
+def _print_address(served: ServedModel, name: str, config: Experiment, url: str) -> None:
     print(f"{name} on {url}/v1", flush=True)
+    engine, options = config.rollout.engine, config.rollout.engine_options
+    invariance = ", batch-invariant" if engine == "hf" and options.deterministic else ""
     print(
         f"engine {engine}, {served.dtype}, {served.max_concurrent_requests} concurrent requests,"
-        f" context {served.handler.engine.max_model_len}",
+        f" context {served.handler.engine.max_model_len}{invariance}",
         file=sys.stderr,
     )

@@ -12,25 +12,26 @@
 
 namespace {
 
-// Keys and values to which tokens attend: the first `length[i]` positions of slot `slot[i]` for token i.
+// Keys and values of a layer in blocks of `size` tokens, [kv_heads, size, dim] each, `block_stride` numbers apart. Token i
+// attends to the first `length[i]` positions of the blocks in row `row[i]` of the block tables.
 template <class T>
-struct Piece {
+struct Blocks {
     T* keys;
     T* values;
-    index_t slot_stride, head_stride;
-    const index_t* slot;
+    index_t block_stride, size, dim;
+    const int32_t* tables;
+    index_t table_stride;
+    const index_t* row;
     const index_t* length;
-};
 
-template <class T>
-std::vector<Piece<T>> parse_pieces(const index_t* fields, index_t count) {
-    std::vector<Piece<T>> pieces;
-    for (index_t p = 0; p < count; ++p, fields += 6) {
-        pieces.push_back({reinterpret_cast<T*>(fields[0]), reinterpret_cast<T*>(fields[1]), fields[2], fields[3],
-                          reinterpret_cast<const index_t*>(fields[4]), reinterpret_cast<const index_t*>(fields[5])});
-    }
-    return pieces;
-}
+    Blocks(const index_t* fields, index_t dim)
+        : keys(reinterpret_cast<T*>(fields[0])), values(reinterpret_cast<T*>(fields[1])), block_stride(fields[2]),
+          size(fields[3]), dim(dim), tables(reinterpret_cast<const int32_t*>(fields[4])), table_stride(fields[5]),
+          row(reinterpret_cast<const index_t*>(fields[6])), length(reinterpret_cast<const index_t*>(fields[7])) {}
+
+    const int32_t* table(index_t token) const { return tables + row[token] * table_stride; }
+    index_t offset(index_t block, index_t head) const { return block * block_stride + head * size * dim; }
+};
 
 constexpr int MAX_QUERIES = 4;
 
@@ -94,7 +95,7 @@ struct Queries<bfloat16, Q, 8> : PairedQueries<Q, 8> {
 };
 #endif
 
-// Scores of Q queries of dimension 16 · C for `length` keys, rounded up to a multiple of 16, which the length of a slot
+// Scores of Q queries of dimension 16 · C for `length` keys, rounded up to a multiple of 16, which the size of a block
 // is. 16 sums at a time are reduced together. `prefetch_from` is read next.
 template <class T, int Q, int C>
 void compute_scores(const Queries<T, Q, C>& queries, const T* keys, const T* prefetch_from, index_t length,
@@ -148,18 +149,20 @@ inline float exponentials(float* scores, index_t count) {
 // Keys and values of one token and kv head, and the next token and head, for prefetching.
 template <class T>
 struct TokenContext {
-    const std::vector<Piece<T>>& pieces;
+    const Blocks<T>& blocks;
     index_t token, head, next_token, next_head, total;
 
-    // Call `use` per piece with keys, values, the next keys, the number of keys and the number of earlier keys.
-    template <class F>
-    void for_each_piece(F use) const {
-        index_t at = 0;
-        for (const auto& piece : pieces) {
-            const index_t offset = piece.slot[token] * piece.slot_stride + head * piece.head_stride;
-            const index_t next = piece.slot[next_token] * piece.slot_stride + next_head * piece.head_stride;
-            use(piece.keys + offset, piece.values + offset, piece.keys + next, piece.length[token], at);
-            at += piece.length[token];
+    // Call `use(keys, values, next_keys, length, at)` for each block, whose first position is `at`.
+    template <class Use>
+    void for_each_block(const Use& use) const {
+        const int32_t *table = blocks.table(token), *next_table = blocks.table(next_token);
+        const index_t next_last = (blocks.length[next_token] - 1) / blocks.size;
+        for (index_t at = 0, i = 0; at < total; at += blocks.size, ++i) {
+            const index_t offset = blocks.offset(table[i], head);
+            const index_t next = blocks.offset(next_table[i < next_last ? i : next_last], next_head);
+            const index_t left = total - at;
+            use(blocks.keys + offset, blocks.values + offset, blocks.keys + next, left < blocks.size ? left : blocks.size,
+                at);
         }
     }
 };
@@ -173,13 +176,13 @@ void attention_queries(const TokenContext<T>& context, const T* query, index_t q
     const Queries<T, Q, C> queries(query, query_stride, scale);
     scratch.resize(Q * stride);
     float* scores = scratch.data();
-    context.for_each_piece([&](const T* keys, const T* values, const T*, index_t length, index_t at) {
+    context.for_each_block([&](const T* keys, const T* values, const T*, index_t length, index_t at) {
         compute_scores<T, Q, C>(queries, keys, values, length, scores + at, stride);
     });
     float sums[Q];
     for (int q = 0; q < Q; ++q) sums[q] = exponentials(scores + q * stride, context.total);
     lanes mixed[Q][C] = {};
-    context.for_each_piece([&](const T*, const T* values, const T* next, index_t length, index_t at) {
+    context.for_each_block([&](const T*, const T* values, const T* next, index_t length, index_t at) {
         add_weighted_values<T, Q, C>(scores + at, stride, values, next, length, mixed);
     });
     for (int q = 0; q < Q; ++q)
@@ -192,7 +195,7 @@ void attention_one_query(const TokenContext<T>& context, index_t dim, const T* q
                          std::vector<float>& scratch) {
     scratch.resize(context.total + LANES + dim);
     float *scores = scratch.data(), *mixed = scores + context.total + LANES;
-    context.for_each_piece([&](const T* keys, const T*, const T*, index_t length, index_t at) {
+    context.for_each_block([&](const T* keys, const T*, const T*, index_t length, index_t at) {
         for (index_t t = 0; t < length; ++t) {
             float sum = 0;
 #pragma omp simd reduction(+ : sum)
@@ -202,7 +205,7 @@ void attention_one_query(const TokenContext<T>& context, index_t dim, const T* q
     });
     const float sum = exponentials(scores, context.total);
     for (index_t d = 0; d < dim; ++d) mixed[d] = 0;
-    context.for_each_piece([&](const T*, const T* values, const T*, index_t length, index_t at) {
+    context.for_each_block([&](const T*, const T* values, const T*, index_t length, index_t at) {
         for (index_t t = 0; t < length; ++t)
 #pragma omp simd
             for (index_t d = 0; d < dim; ++d) mixed[d] += scores[at + t] * to_float(values[t * dim + d]);
@@ -243,7 +246,7 @@ struct Call {
     index_t tokens, heads, kv_heads, dim;
     Rows<T> query, key, value;
     float scale;
-    std::vector<Piece<T>> pieces;
+    Blocks<T> blocks;
     const index_t* order;
     T* out;
 
@@ -252,13 +255,12 @@ struct Call {
     index_t token(index_t task) const { return order ? order[task / kv_heads] : task % tokens; }
     index_t kv_head(index_t task) const { return order ? task % kv_heads : task / tokens; }
 
-    // Write a token's key and value to the last position of its own piece to which it attends.
+    // Write a token's key and value to the last position to which it attends.
     void put(index_t token, index_t head) const {
-        const auto& own = pieces.back();
-        const index_t offset =
-            own.slot[token] * own.slot_stride + head * own.head_stride + (own.length[token] - 1) * dim;
-        std::memcpy(own.keys + offset, key.at(token, head), dim * sizeof(T));
-        std::memcpy(own.values + offset, value.at(token, head), dim * sizeof(T));
+        const index_t position = blocks.length[token] - 1, block = blocks.table(token)[position / blocks.size];
+        const index_t offset = blocks.offset(block, head) + position % blocks.size * dim;
+        std::memcpy(blocks.keys + offset, key.at(token, head), dim * sizeof(T));
+        std::memcpy(blocks.values + offset, value.at(token, head), dim * sizeof(T));
     }
 };
 
@@ -273,17 +275,16 @@ void attention_all(const Call<T>& call, bool put) {
             const index_t next = task + 1 < call.tokens * kv_heads ? task + 1 : task;
             const index_t token = call.token(task), head = call.kv_head(task);
             if (put) call.put(token, head);
-            index_t total = 0;
-            for (const auto& piece : call.pieces) total += piece.length[token];
-            attention_group<T, C>({call.pieces, token, head, call.token(next), call.kv_head(next), total}, call.dim, group,
+            const index_t total = call.blocks.length[token];
+            attention_group<T, C>({call.blocks, token, head, call.token(next), call.kv_head(next), total}, call.dim, group,
                                   call.query.at(token, head * group), call.query.head_stride, call.scale,
                                   call.out + (token * call.heads + head * group) * call.dim, scratch);
         }
     }
 }
 
-// `order` [tokens] puts tokens with the same pieces next to each other and implies that no two share a slot. Without an
-// order, a token attends to the new tokens before it in its slot.
+// `order` [tokens] puts tokens with the same blocks next to each other and implies that no token attends to another new
+// one. Without an order, all keys and values are written first.
 template <class T>
 void attention(const Call<T>& call) {
     if (!call.order) {
@@ -435,9 +436,9 @@ void sample(index_t rows, index_t vocabulary, float* logits, const float* temper
 #define DEFINE_KERNELS(TYPE, NAME)                                                                                    \
     void attention_##NAME(index_t tokens, index_t heads, index_t kv_heads, index_t dim, const TYPE* query,            \
                        const TYPE* key, const TYPE* value, const index_t* strides, float scale, const index_t* fields,\
-                       index_t count, const index_t* order, TYPE* out) {                                              \
+                       const index_t* order, TYPE* out) {                                                             \
         attention<TYPE>({tokens, heads, kv_heads, dim, {query, strides[0], strides[1]}, {key, strides[2], strides[3]},\
-                      {value, strides[4], strides[5]}, scale, parse_pieces<TYPE>(fields, count), order, out});        \
+                      {value, strides[4], strides[5]}, scale, {fields, dim}, order, out});                            \
     }                                                                                                                 \
     void rms_norm_##NAME(index_t rows, index_t parts, index_t width, const TYPE* in, index_t in_stride,               \
                      const TYPE* weight, float eps, TYPE* out, index_t out_stride) {                                  \

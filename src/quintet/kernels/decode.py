@@ -16,7 +16,7 @@ from quintet.kernels.build import load_library
 
 DTYPE_NAMES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _INT, _FLOAT, _POINTER = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
-_ATTENTION = [*[_INT] * 4, *[_POINTER] * 4, _FLOAT, _POINTER, _INT, _POINTER, _POINTER]
+_ATTENTION = [*[_INT] * 4, *[_POINTER] * 4, _FLOAT, _POINTER, _POINTER, _POINTER]
 _RMS_NORM = [_INT, _INT, _INT, _POINTER, _INT, _POINTER, _FLOAT, _POINTER, _INT]
 _ROTARY = [_INT, _INT, _INT, _POINTER, _INT, _POINTER, _POINTER]
 _SILU_MUL = [_INT, _INT, _POINTER, _POINTER]
@@ -47,18 +47,19 @@ class DecodeKernels:
         key: Tensor,
         value: Tensor,
         scale: float,
-        kv_segments: Sequence[int],
+        blocks: Sequence[int],
         order: Tensor | None = None,
     ) -> Tensor:
         """Return the attention [n, heads, dim] of new tokens over cached keys and values and their own.
 
         Query is [n, heads, dim], key and value are [n, kv_heads, dim], contiguous in the last dimension.
 
-        `kv_segments` holds six numbers per piece of the cache: addresses of keys and values [slots, kv_heads, length,
-        dim], strides in elements of slots and heads, and addresses of int64 [n] with each token's slot and the number
-        of positions it attends to. The last piece is the tokens' own: their key and value are written to the last of
-        these positions. `order`, int64 [n], processes tokens with the same pieces next to each other; it requires that
-        no two tokens share a slot.
+        `blocks` holds eight numbers: addresses of the keys and values of block 0, [kv_heads, size, dim] each; elements
+        from one block to the next; `size`, the tokens of a block, a multiple of 16; address of the block tables, int32,
+        and elements of a row; addresses of int64 [n] with the row of each token and the number of positions that it
+        attends to. Key and value of a token are written to the last of these positions, for all tokens before the
+        first one attends. `order`, int64 [n], processes tokens with the same blocks next to each other; it requires
+        that no token attends to another new one.
         """
         n, heads, dim = query.shape
         out = query.new_empty(n, heads, dim)
@@ -73,8 +74,7 @@ class DecodeKernels:
             value.data_ptr(),
             strides,
             scale,
-            (_INT * len(kv_segments))(*kv_segments),
-            len(kv_segments) // 6,
+            (_INT * 8)(*blocks),
             None if order is None else order.data_ptr(),
             out.data_ptr(),
         )

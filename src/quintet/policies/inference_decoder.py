@@ -33,8 +33,9 @@ SUPPORTED_LAYERS = frozenset(
 MAX_CACHED_TOKENS = 2048
 """Largest number of tokens for which buffers are kept between passes."""
 MIN_ROWS = 16
-"""Number of rows to which the products of a pass are padded on CPUs: from there on, MKL computes a row of a small model
-in the same way whatever the number of rows, so that log-probs do not depend on the other requests of a batch."""
+"""Number of rows to which the products of a batch-invariant pass are padded on CPUs: from there on, MKL computes a row
+of a small model in the same way whatever the number of rows, so that log-probs do not depend on the other requests of a
+batch."""
 PROBE_TOKENS = 24
 MAX_PROBE_DIFFERENCE = {torch.float32: 1e-4, torch.float64: 1e-4, torch.bfloat16: 0.1, torch.float16: 0.02}
 """Largest allowed difference from the modules' states, relative to the largest state."""
@@ -275,6 +276,8 @@ class InferenceDecoder:
         self._layers = [_Layer(layer) for layer in body.layers]  # type: ignore[union-attr]
         self._final_norm = _Norm(body.norm)  # type: ignore[arg-type]
         self._workspace: _Workspace | None = None
+        self.batch_invariant = True
+        """Whether a row's numbers do not depend on the number of rows, at the cost of padding few rows."""
 
     @classmethod
     def from_body(cls, body: nn.Module) -> InferenceDecoder | None:
@@ -309,7 +312,7 @@ class InferenceDecoder:
         """Return the last hidden states [P, hidden] of `tokens` [P], like `compute_hidden_states`. `image_inputs` are
         the indices of image tokens [k] and their features [k, hidden]."""
         body, num_tokens = self._body, len(tokens)
-        if num_tokens < MIN_ROWS and tokens.device.type == "cpu":
+        if self.batch_invariant and num_tokens < MIN_ROWS and tokens.device.type == "cpu":
             padding = (0, MIN_ROWS - num_tokens)
             tokens = F.pad(tokens, padding)
             position_ids = F.pad(position_ids, padding if position_ids.dim() == 1 else (0, 0, *padding))
@@ -437,10 +440,10 @@ def _is_modified(module: nn.Module) -> bool:
     return bool(module._forward_hooks or module._forward_pre_hooks or "forward" in vars(module))
 
 
-def apply_head(head: nn.Module, hidden: Tensor) -> Tensor:
-    """Return logits [n, vocab] of hidden states [n, hidden], for few rows on a CPU padded as in `InferenceDecoder`."""
+def apply_head(head: nn.Module, hidden: Tensor, *, batch_invariant: bool = True) -> Tensor:
+    """Return logits [n, vocab] of hidden states [n, hidden]; `batch_invariant` as in `InferenceDecoder`."""
     num_rows = len(hidden)
-    if num_rows < MIN_ROWS and hidden.device.type == "cpu":
+    if batch_invariant and num_rows < MIN_ROWS and hidden.device.type == "cpu":
         hidden = F.pad(hidden, (0, 0, 0, MIN_ROWS - num_rows))
     logits: Tensor = head(hidden)
     return logits[:num_rows]

@@ -135,14 +135,10 @@ def _parse_exchange(fields: Mapping[str, Any]) -> Exchange:
 class Session:
     """Exchanges of one episode of an external agent. All methods may be called from any thread."""
 
-    def __init__(self, request_id: int = 0) -> None:
-        """`request_id` is the engine's id of the dialogue, under which it may keep the KV cache, see
-        `Request.keep_kv_cache`."""
+    def __init__(self) -> None:
         self._exchanges: list[Exchange] = []
         self._requests = 0
         self._lock = threading.Lock()
-        self._request_id = request_id
-        self._id_in_use = False
         self.num_bytes = 0
         """Size of the exchanges."""
 
@@ -157,19 +153,6 @@ class Session:
         with self._lock:
             self._requests += 1
             return self._requests - 1
-
-    def acquire_request_id(self) -> int | None:
-        """Return the dialogue's request id, or None while another request uses it; see `release_request_id`."""
-        with self._lock:
-            if self._id_in_use:
-                return None
-            self._id_in_use = True
-            return self._request_id
-
-    def release_request_id(self) -> None:
-        """Make the dialogue's request id available again."""
-        with self._lock:
-            self._id_in_use = False
 
     def add(self, exchanges: Iterable[Exchange]) -> None:
         """Record the exchanges of a finished request."""

@@ -25,18 +25,37 @@ def of(dtype: torch.dtype) -> DecodeKernels:
     return actual
 
 
-def store(slots: int, kv_heads: int, length: int, dim: int, dtype: torch.dtype) -> Tensor:
-    return torch.randn(slots, kv_heads, length, dim).to(dtype)
+class Pool:
+    """Random keys and values in blocks, as in the embedded engine's cache: [blocks, 2, kv_heads, size, dim]."""
+
+    def __init__(self, lengths: list[int], kv_heads: int, dim: int, dtype: torch.dtype, size: int = 16) -> None:
+        """One row of the block tables for each length in tokens, with blocks in random order."""
+        counts = [-(-length // size) for length in lengths]
+        self.size = size
+        self.stored = torch.randn(sum(counts), 2, kv_heads, size, dim).to(dtype)
+        blocks = torch.split(torch.randperm(sum(counts)), counts)
+        self.tables = torch.full((len(lengths), max(counts) + 2), -(1 << 20), dtype=torch.int32)
+        for row, own in enumerate(blocks):
+            self.tables[row, : len(own)] = own
+
+    def words(self, rows: Tensor, seen: Tensor) -> list[int]:
+        keys, values = self.stored[:, 0], self.stored[:, 1]
+        tables = self.tables
+        return [
+            *(keys.data_ptr(), values.data_ptr(), keys.stride(0), self.size),
+            *(tables.data_ptr(), tables.stride(0), rows.data_ptr(), seen.data_ptr()),
+        ]
+
+    def read(self, row: Tensor | int, length: Tensor | int) -> tuple[Tensor, Tensor]:
+        """Keys and values of the first tokens of a row, [kv_heads, length, dim] each."""
+        blocks = self.tables[row, : -(-int(length) // self.size)].long()
+        keys, values = self.stored[blocks].permute(1, 2, 0, 3, 4).flatten(2, 3)[:, :, : int(length)]
+        return keys, values
 
 
-def words(keys: Tensor, values: Tensor, slots: Tensor, seen: Tensor) -> list[int]:
-    places = [keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1), slots.data_ptr(), seen.data_ptr()]
-    return [int(place) for place in places]
-
-
-def plain(query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float) -> Tensor:
+def plain(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
     """Attention of one token, in float64: query [heads, dim], keys and values [kv_heads, length, dim]."""
-    k, v = torch.cat(keys, 1).double(), torch.cat(values, 1).double()
+    k, v = keys.double(), values.double()
     group = query.shape[0] // k.shape[0]
     k, v = k.repeat_interleave(group, 0), v.repeat_interleave(group, 0)
     weights = (torch.einsum("hd,hld->hl", query.double(), k) * scale).softmax(-1)
@@ -46,56 +65,70 @@ def plain(query: Tensor, keys: list[Tensor], values: list[Tensor], scale: float)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("dim", [16, 20, 32, 64, 128])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (4, 2), (6, 2), (4, 1), (14, 2)])
-def test_attention_over_a_shared_and_an_own_piece(dtype: torch.dtype, dim: int, heads: int, kv_heads: int) -> None:
+def test_attention_over_blocks(dtype: torch.dtype, dim: int, heads: int, kv_heads: int) -> None:
     """Every number of queries to a key, dimensions with and without vectors of their own, lengths off every border."""
     torch.manual_seed(heads * dim)
-    n, scale = 7, 1 / math.sqrt(dim)
-    query, key, value = (torch.randn(n, count, dim).to(dtype) for count in (heads, kv_heads, kv_heads))
-    shared = [store(3, kv_heads, 48, dim, dtype) for _ in range(2)]
-    own = [store(9, kv_heads, 64, dim, dtype) for _ in range(2)]
-    of_shared, seen_shared = torch.tensor([0, 2, 1, 0, 2, 2, 1]), torch.tensor([48, 1, 0, 17, 33, 16, 5])
-    slots, seen = torch.tensor([8, 0, 3, 1, 5, 2, 7]), torch.tensor([1, 2, 64, 16, 17, 40, 31])
-    pieces = [*words(shared[0], shared[1], of_shared, seen_shared), *words(own[0], own[1], slots, seen)]
-    actual = of(dtype).attention(query, key, value, scale, pieces, of_shared.argsort())
-    for i in range(n):
-        assert torch.equal(own[0][slots[i], :, seen[i] - 1], key[i])
-        assert torch.equal(own[1][slots[i], :, seen[i] - 1], value[i])
-        keys, values = (
-            [x[of_shared[i], :, : seen_shared[i]], y[slots[i], :, : seen[i]]] for x, y in zip(shared, own, strict=True)
-        )
-        expected = plain(query[i], keys, values, scale)
-        torch.testing.assert_close(actual[i].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
+    lengths, scale = [1, 2, 64, 16, 17, 40, 31, 97], 1 / math.sqrt(dim)
+    for size in (16, 32):
+        query, key, value = (torch.randn(len(lengths), n, dim).to(dtype) for n in (heads, kv_heads, kv_heads))
+        pool = Pool(lengths, kv_heads, dim, dtype, size)
+        rows = torch.randperm(len(lengths))
+        seen = torch.tensor(lengths)[rows]
+        actual = of(dtype).attention(query, key, value, scale, pool.words(rows, seen), rows.argsort())
+        for i, row in enumerate(rows):
+            keys, values = pool.read(row, seen[i])
+            assert torch.equal(keys[:, -1], key[i])
+            assert torch.equal(values[:, -1], value[i])
+            expected = plain(query[i], keys, values, scale)
+            torch.testing.assert_close(actual[i].double(), expected, atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype])
 
 
-def test_tokens_of_one_slot_see_those_before_them() -> None:
+def test_sequences_share_blocks_and_sum_in_the_same_order() -> None:
+    """A token that reads shared blocks gets the bits that it gets from blocks of its own."""
+    torch.manual_seed(0)
+    pool = Pool([48, 48], 2, 32, torch.float32)
+    query, key, value = torch.randn(2, 4, 32), torch.randn(2, 2, 32), torch.randn(2, 2, 32)
+    query[1], key[1], value[1] = query[0], key[0], value[0]
+    for table in pool.tables[1, :2]:
+        pool.stored[table] = torch.nan
+    pool.tables[1, :2] = pool.tables[0, :2]
+    pool.stored[pool.tables[1, 2]] = pool.stored[pool.tables[0, 2]]
+    rows, seen = torch.tensor([0, 1]), torch.tensor([40, 40])
+    actual = of(torch.float32).attention(query, key, value, 1.0, pool.words(rows, seen), torch.tensor([1, 0]))
+    assert torch.equal(actual[0], actual[1])
+
+
+def test_tokens_of_one_sequence_see_those_before_them() -> None:
     torch.manual_seed(0)
     query, key, value = torch.randn(5, 4, 16), torch.randn(5, 2, 16), torch.randn(5, 2, 16)
-    keys, values = store(2, 2, 32, 16, torch.float32), store(2, 2, 32, 16, torch.float32)
-    slots, seen = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([4, 5, 6, 1, 2])
-    actual = of(torch.float32).attention(query, key, value, 0.25, words(keys, values, slots, seen))
+    pool = Pool([32, 32], 2, 16, torch.float32)
+    rows, seen = torch.tensor([1, 1, 1, 0, 0]), torch.tensor([15, 16, 17, 1, 2])
+    actual = of(torch.float32).attention(query, key, value, 0.25, pool.words(rows, seen))
     for i in range(5):
-        expected = plain(query[i], [keys[slots[i], :, : seen[i]]], [values[slots[i], :, : seen[i]]], 0.25)
-        torch.testing.assert_close(actual[i].double(), expected, atol=2e-6, rtol=0)
-    assert torch.equal(keys[1, :, 3:6], key[:3].transpose(0, 1))
+        torch.testing.assert_close(
+            actual[i].double(), plain(query[i], *pool.read(rows[i], seen[i]), 0.25), atol=2e-6, rtol=0
+        )
+    assert torch.equal(pool.read(1, 17)[0][:, 14:17], key[:3].transpose(0, 1))
 
 
 def test_attention_of_rows_with_gaps_between_them() -> None:
     """Queries and keys lie side by side in memory, as the decoder writes them."""
     torch.manual_seed(0)
     both, value = torch.randn(3, 6, 16), torch.randn(3, 2, 16)
-    keys, values = store(3, 2, 16, 16, torch.float32), store(3, 2, 16, 16, torch.float32)
-    slots, seen = torch.arange(3), torch.full((3,), 4)
-    place = words(keys, values, slots, seen)
-    actual = of(torch.float32).attention(both[:, :4], both[:, 4:], value, 1.0, place)
-    again = of(torch.float32).attention(both[:, :4].contiguous(), both[:, 4:].contiguous(), value, 1.0, place)
+    pool = Pool([16] * 3, 2, 16, torch.float32)
+    blocks = pool.words(rows := torch.arange(3), seen := torch.full((3,), 4))
+    actual = of(torch.float32).attention(both[:, :4], both[:, 4:], value, 1.0, blocks)
+    again = of(torch.float32).attention(both[:, :4].contiguous(), both[:, 4:].contiguous(), value, 1.0, blocks)
     assert torch.equal(actual, again)
+    del rows, seen
 
 
 def test_scores_far_apart_neither_overflow_nor_vanish() -> None:
     query, key, value = torch.full((1, 1, 16), 30.0), torch.full((1, 1, 16), 30.0), torch.ones(1, 1, 16)
-    keys, values = torch.full((1, 1, 16, 16), -30.0), torch.zeros(1, 1, 16, 16)
-    slots, seen = torch.tensor([0]), torch.tensor([9])
-    actual = of(torch.float32).attention(query, key, value, 1.0, words(keys, values, slots, seen))
+    pool = Pool([16], 1, 16, torch.float32)
+    pool.stored[:, 0], pool.stored[:, 1] = -30.0, 0.0
+    rows, seen = torch.tensor([0]), torch.tensor([9])
+    actual = of(torch.float32).attention(query, key, value, 1.0, pool.words(rows, seen))
     assert torch.equal(actual, torch.ones(1, 1, 16))
 
 

@@ -27,7 +27,7 @@ from quintet.policies.lora import add_lora
 from quintet.policies.model_check import build_miniature, reference_logits
 from quintet.policies.model_loading import load_model
 from quintet.policies.vision.image_encoder import MODEL_TYPES
-from quintet.rollout.engines.hf import attention_layouts, running_batch
+from quintet.rollout.engines.hf import paged_attention, paged_cache, running_batch
 from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.rollout.engines.hf.engine_check import check_engine
 from support.tiny_families import save_tiny_model
@@ -140,29 +140,38 @@ def test_a_decoder_that_computes_something_else_is_refused(
 
 
 def decoding_without_window(patch: pytest.MonkeyPatch) -> None:
-    mask = attention_layouts.DecodeLayout._window_mask
-    patch.setattr(attention_layouts.DecodeLayout, "_window_mask", lambda self, window: mask(self, window + 1))
+    widen_window(patch, is_decoding=True)
 
 
 def prefilling_without_window(patch: pytest.MonkeyPatch) -> None:
-    mask = attention_layouts.PrefillLayout._build_mask
-    patch.setattr(
-        attention_layouts.PrefillLayout, "_build_mask", lambda self, window: mask(self, window and window + 1)
-    )
+    widen_window(patch, is_decoding=False)
+
+
+def widen_window(patch: pytest.MonkeyPatch, *, is_decoding: bool) -> None:
+    attend = paged_attention._attend_part
+
+    def widened(layout: Any, part: slice, stored: Any, qkv: Any, scale: float, window: int | None) -> Any:
+        is_wider = window is not None and (layout.counts[part] == 1).all() == is_decoding
+        return attend(layout, part, stored, qkv, scale, window + 1 if window is not None and is_wider else window)
+
+    patch.setattr(paged_attention, "_attend_part", widened)
 
 
 def decoding_a_position_late(patch: pytest.MonkeyPatch) -> None:
-    forward_input = running_batch.RunningBatch.forward_input
-
-    def late(self: Any) -> Any:
-        inputs = forward_input(self)
-        return type(inputs)(inputs.tokens, inputs.positions + 1, inputs.layout)
-
-    patch.setattr(running_batch.RunningBatch, "forward_input", late)
+    tokens = running_batch.RunningBatch.tokens.fget
+    assert tokens is not None
+    patch.setattr(running_batch.RunningBatch, "tokens", property(lambda self: (tokens(self)[0], tokens(self)[1] + 1)))
 
 
 def forgetting_the_prefix(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention_layouts.PrefillLayout, "_prefix_descriptor", lambda *_: ())
+    open_sequence = paged_cache.PagedCache.open
+
+    def forgetful(self: Any, tokens: tuple[int, ...]) -> Any:
+        sequence = open_sequence(self, tokens)
+        self.tables[sequence.row, 0] = sequence.path[-1].block
+        return sequence
+
+    patch.setattr(paged_cache.PagedCache, "open", forgetful)
 
 
 def without_adapters(patch: pytest.MonkeyPatch) -> None:
@@ -174,7 +183,7 @@ def with_another_head(patch: pytest.MonkeyPatch) -> None:
     from quintet.rollout.engines.hf import engine
 
     head = engine.apply_head
-    patch.setattr(engine, "apply_head", lambda module, hidden: 1.01 * head(module, hidden))
+    patch.setattr(engine, "apply_head", lambda *arguments, **options: 1.01 * head(*arguments, **options))
 
 
 @pytest.mark.parametrize(

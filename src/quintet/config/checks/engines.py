@@ -67,11 +67,11 @@ _SGLANG_REASONS = {"swap_space_gib": ": SGLang recomputes preempted requests"}
 
 ENGINE_OPTIONS: Mapping[str, SupportedOptions] = {
     "hf": SupportedOptions(
-        frozenset((*_ALL_ENGINES, "torch_compile_max_batch", "log_every_steps")),
+        frozenset((*_ALL_ENGINES, "torch_compile_max_batch", "log_every_steps", "deterministic")),
         {
             **dict.fromkeys(("tensor_parallel", "pipeline_parallel"), ": it runs on one device"),
-            "block_size": ": its KV cache has no blocks",
-            "swap_space_gib": ": running requests are never preempted",
+            "block_size": ": the blocks of its KV cache have 16 tokens",
+            "swap_space_gib": ": it recomputes preempted requests",
             "attention_backend": ": it runs the model of transformers",
             "arguments": ": all its settings are options of their own",
         },
@@ -84,12 +84,13 @@ ENGINE_OPTIONS: Mapping[str, SupportedOptions] = {
             ),
         },
         {
-            "memory_share": "fewer requests run at the same time if they do not fit; nothing is reserved",
+            "memory_share": "blocks of the KV cache take memory when they are used; nothing is reserved",
             "torch_compile": "torch.compile of the layers of transformers",
             "sleep_between_steps": "it frees its KV cache; it has no other memory",
             "offload": "its weights move to host memory unless they are the learner's",
             "max_batched_tokens": "the limit is for prompts; one token of each running request is computed beside them",
-            "chunked_prefill": "prompts are divided only if they are longer than max_batched_tokens",
+            "chunked_prefill": "prompts are divided only if they exceed the prompt tokens of a pass",
+            "deterministic": "for quintet serve; training is batch-invariant in any case",
             "log_statistics": "its own lines, every log_every_steps decode steps",
         },
     ),

@@ -32,8 +32,8 @@ class EngineConfig(Section):
     option is refused."""
 
     memory_share: PositiveShare | None = None
-    """Share of device memory for weights and KV cache of an engine; fewer requests run concurrently if they do not fit.
-    null sets no limit, and for several vLLM or SGLang engines on a device equal shares."""
+    """Share of device memory for weights and KV cache of an engine; requests that do not fit wait. null gives the KV
+    cache of the embedded engine up to 0.3, and several vLLM or SGLang engines on a device equal shares."""
     tensor_parallel: PositiveInt = 1
     """Tensor-parallel size of one engine."""
     pipeline_parallel: PositiveInt = 1
@@ -90,7 +90,8 @@ class EngineConfig(Section):
     arguments: Annotated[dict[str, Any], Field(default_factory=dict), RunsCode()]
     """Further arguments under the engine's names: `{enable_prefix_caching: false}`. They override the options above."""
     deterministic: bool = False
-    """Batch-invariant computation in SGLang: a response does not depend on the rest of the batch; slower."""
+    """Batch-invariant computation in SGLang, and in the embedded engine of `quintet serve`: a response does not depend
+    on the rest of the batch; slower. The embedded engine always computes so in training."""
     server_url: str | None = None
     """URL of a running SGLang server, `http://host:port`; null starts one."""
     server_python: Annotated[str | None, RunsCode()] = None

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.batches import RankWorkload, max_sequence_tokens, rank_workload
 from quintet.config.plan.images import encoder_work, trains_encoder
+from quintet.config.plan.kv_blocks import BLOCK, cache_bytes, pool_blocks
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.placed_model import PlacedModel, learner_parameters, learner_work, lora_parameters
 from quintet.config.plan.placement import (
@@ -30,8 +31,6 @@ MAX_LOGITS_IN_MEMORY = 2**25
 """Entries computed at a time (`policies/causal_lm.py`)."""
 REWARD_BYTES = 2
 """Per weight of the reward model."""
-HF_SLOTS_PER_REQUEST = 1.5
-"""KV cache slots of the `hf` engine per request: one, and half a slot for cached prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,8 +282,8 @@ def _reward(placed: PlacedModel) -> MemoryUse:
 def _engine(placed: PlacedModel) -> MemoryUse:
     """Return the weights of an engine and the KV cache of its concurrent requests.
 
-    If `memory_share` and the size of the device are known, an engine takes exactly that share. The `hf` engine
-    generates with the learner's weights if those are float32.
+    If `memory_share` and the size of the device are known, an engine takes exactly that share. The `hf` engine takes
+    blocks as its requests need them, and generates with the learner's weights if those are float32.
     """
     if placed.config.env.is_simulator:
         return _policy_of_robots(placed)
@@ -296,17 +295,16 @@ def _engine(placed: PlacedModel) -> MemoryUse:
     weights = placed.shape.parameters // (parallelism.tensor * parallelism.pipeline) * width
     budget = None if share is None or device is None else int(share * device)
     tokens = min(options.max_model_tokens or max_sequence_tokens(config), max_sequence_tokens(config))
-    cache_per_request = tokens * (placed.shape.cache_numbers(parallelism.tensor) * width // parallelism.pipeline)
-    slots = placed.requests
+    cache_per_token = placed.shape.cache_numbers(parallelism.tensor) * width // parallelism.pipeline
     if config.rollout.engine == "hf":
-        cache_per_request = int(HF_SLOTS_PER_REQUEST * cache_per_request)
-        slots = slots if budget is None else max(0, min(slots, (budget - weights) // cache_per_request))
         shared = placed.component.num_processes == 1 and width == 4 and config.generation is None
-        return MemoryUse(weights=0 if shared else weights, cache=slots * cache_per_request)
+        available = None if device is None else cache_bytes(device, share, weights)
+        blocks = pool_blocks(tokens, placed.requests, BLOCK * cache_per_token, available)
+        return MemoryUse(weights=0 if shared else weights, cache=blocks * BLOCK * cache_per_token)
     if budget is not None:
         return MemoryUse(weights=weights, cache=max(0, budget - weights))
     episodes = -(-config.groups_per_round * config.samples_per_prompt // placed.component.copies)
-    return MemoryUse(weights=weights, cache=min(slots, episodes) * cache_per_request)
+    return MemoryUse(weights=weights, cache=min(placed.requests, episodes) * tokens * cache_per_token)
 
 
 def _policy_of_robots(placed: PlacedModel) -> MemoryUse:

@@ -20,7 +20,6 @@ from quintet.config.plan.batches import (
     rank_workload,
 )
 from quintet.config.plan.component_memory import (
-    HF_SLOTS_PER_REQUEST,
     MemoryUse,
     saved_layers,
 )
@@ -396,7 +395,7 @@ def _running(timed: _TimedModel, use: MemoryUse) -> float:
     """Return the requests that run at once in an engine."""
     config = timed.placed.config
     per_token, length = _cache_per_token(timed), max_sequence_tokens(config)
-    slots = use.cache / (per_token * length * (HF_SLOTS_PER_REQUEST if config.rollout.engine == "hf" else 1))
+    slots = use.cache / (per_token * length)
     slots /= timed.placed.component.processes_per_device
     return min(max(1.0, slots), _episodes(config, timed.placed.component), config.rollout.max_concurrent)
 

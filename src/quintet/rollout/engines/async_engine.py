@@ -165,26 +165,17 @@ class AsyncEngine:
         """The error that the engine died of, if any."""
         return self._error if not self._closing else None
 
-    def new_request_id(self) -> int:
-        """Return an unused request id."""
-        return next(self._ids)
-
     def submit(
         self,
         requests: Sequence[Request],
         *,
         streaming: bool = False,
-        request_id: int | None = None,
         client: str = "",
         notify: Callable[[], None] = lambda: None,
     ) -> PendingRequests:
         """Submit requests of a client under new ids. `streaming` publishes responses while they are generated; `notify`
-        as in `PendingRequests`. A single request may have the `request_id` of its dialogue, see
-        `Request.keep_kv_cache`, if no unfinished request has it."""
-        if request_id is not None and len(requests) == 1:
-            numbered = [replace(requests[0], id=request_id, keep_kv_cache=True)]
-        else:
-            numbered = [replace(request, id=self.new_request_id()) for request in requests]
+        as in `PendingRequests`. Any of them may continue in later requests, see `Request.keep_kv_cache`."""
+        numbered = [replace(request, id=next(self._ids), keep_kv_cache=True) for request in requests]
         pending = PendingRequests(numbered, streaming=streaming, client=client, notify=notify)
         self._enqueue(_Command(lambda: self._add_requests(pending), pending.fail))
         return pending

@@ -115,6 +115,10 @@ class EngineSetup:
     """Compiler of structured outputs, for engines that do not have one; None refuses them."""
     is_learner_model: bool = True
     """Whether `model` is the learner's: then it must not be modified, and it always has the newest weights."""
+    is_interactive: bool = False
+    """Whether clients wait for each token, and log-probs are not compared with a learner's."""
+    max_cache_blocks: int | None = None
+    """Blocks of the embedded engine's KV cache; None for enough for all concurrent requests."""
 
 
 ENGINES: Registry[Engine] = Registry("engine", entry_points="quintet.engines")

@@ -17,7 +17,7 @@ from quintet.policies.lora import add_lora, merge_adapters
 from quintet.policies.model_loading import load_model, load_policy_tokenizer
 from quintet.rollout.engines.engine import ENGINES, Engine, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler
-from quintet.rollout.engines.hf.kv_cache import max_seqs_in_memory
+from quintet.rollout.engines.hf.cache_memory import max_cache_blocks
 from quintet.rollout.sampling_params import max_concurrent_requests, max_model_len
 from quintet.runtime.device import move_to_engine_device
 from quintet.runtime.dtypes import stored_dtype, with_dtypes
@@ -63,12 +63,14 @@ def engine_setup(
     *,
     max_concurrent: int | None = None,
     is_learner_model: bool = True,
+    is_interactive: bool = False,
 ) -> EngineSetup:
     """Return the setup of an engine for the model at `policy`, with a context of `max_model_len` tokens.
 
     Args:
         max_concurrent: Maximum number of concurrent requests (default: `rollout.max_concurrent`).
         is_learner_model: Whether `model` is the learner's, whose weights the engine must not change.
+        is_interactive: Whether clients wait for each token.
 
     Raises:
         ConfigError: the KV cache of one request does not fit into the engine's share of the memory.
@@ -77,6 +79,10 @@ def engine_setup(
     dtype = engine_dtype(config, policy)
     max_requests = config.rollout.max_concurrent if max_concurrent is None else max_concurrent
 
+    cache_blocks = None
+    if config.rollout.engine == "hf":
+        cache_blocks = max_cache_blocks(model, max_model_len, max_requests, options.memory_share, dtype)
+
     def decode(tokens: Sequence[int]) -> str:
         return str(tokenizer.decode(list(tokens), skip_special_tokens=False))
 
@@ -84,7 +90,7 @@ def engine_setup(
         directory=policy,
         model=model,
         dtype=dtype,
-        max_num_seqs=max_seqs_in_memory(model, max_model_len, max_requests, options.memory_share, dtype),
+        max_num_seqs=max_requests,
         max_model_len=max_model_len,
         detokenize=decode,
         options=options,
@@ -92,6 +98,8 @@ def engine_setup(
         trust_remote_code=config.policy.trust_remote_code,
         grammars=GrammarCompiler(tokenizer, model.config.get_text_config().vocab_size),
         is_learner_model=is_learner_model,
+        is_interactive=is_interactive,
+        max_cache_blocks=cache_blocks,
     )
 
 

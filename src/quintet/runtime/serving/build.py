@@ -84,6 +84,7 @@ def build_request_handler(
         tokenizer,
         _context(config, model, context, default_context),
         is_learner_model=not can_sleep,
+        is_interactive=True,
     )
     chat_tokenizer = build_chat_tokenizer(model, tokenizer, stop_tokens, config.policy.vision)
     engine = AsyncEngine(build_engine(setup), setup.max_num_seqs)

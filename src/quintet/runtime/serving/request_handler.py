@@ -63,8 +63,6 @@ class PendingCompletion:
     costs: RequestCosts
     grammar: Grammar | None
     """Held until the request is finished."""
-    session_request_id: int | None = None
-    """The session's request id in the engine, if this request uses it."""
     id: str = field(default_factory=lambda: secrets.token_hex(12))
     created: int = field(default_factory=lambda: int(time.time()))
 
@@ -101,7 +99,7 @@ class RequestHandler:
         self._vocab_size = vocab_size
         self._requests = RequestBuilder(vocab_size, engine.max_model_len, tokenizer.stop_token_ids)
         self._grammars = grammars
-        self.sessions = SessionTable(engine.new_request_id)
+        self.sessions = SessionTable()
         self._unfinished = UnfinishedRequests()
         self._ignored_fields: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -144,11 +142,8 @@ class RequestHandler:
             raise
         number = session.next_request_number() if session is not None else 0
         streaming = isinstance(body, OpenAiBody) and body.stream
-        session_request_id = session.acquire_request_id() if session is not None and len(requests) == 1 else None
-        pending = self.engine.submit(
-            requests, streaming=streaming, request_id=session_request_id, client=client, notify=notify
-        )
-        return PendingCompletion(body, prompts, pending, session, number, costs, grammar, session_request_id)
+        pending = self.engine.submit(requests, streaming=streaming, client=client, notify=notify)
+        return PendingCompletion(body, prompts, pending, session, number, costs, grammar)
 
     def check_model(self, name: str | None) -> None:
         """
@@ -200,8 +195,6 @@ class RequestHandler:
         if None in job.pending.generations:
             self.engine.abort(job.pending)
         self._unfinished.remove(job.pending.client, job.costs)
-        if job.session is not None and job.session_request_id is not None:
-            job.session.release_request_id()
 
     def choice(self, job: PendingCompletion, index: int, generation: Generation) -> CompletionChoice:
         """Return a finished completion of a request.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
 
 from quintet.rollout.sessions import Session
 from quintet.runtime.http_service.request_error import RequestError
@@ -18,9 +17,7 @@ SESSION_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 class SessionTable:
     """Sessions by name. All methods are thread-safe."""
 
-    def __init__(self, new_request_id: Callable[[], int]) -> None:
-        """`new_request_id` returns an unused id of requests."""
-        self._new_request_id = new_request_id
+    def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
         self._lock = threading.Lock()
 
@@ -53,7 +50,7 @@ class SessionTable:
             return session
         if not SESSION_NAME.fullmatch(name):
             raise RequestError(f"{name!r:.80} is not a session name: letters, digits, . _ and -", param="session")
-        return Session(self._new_request_id())
+        return Session()
 
     def keep(self, name: str, session: Session) -> Session:
         """Add a new session; return the one of that name, which another request may have added meanwhile.

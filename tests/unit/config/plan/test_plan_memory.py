@@ -236,9 +236,14 @@ def test_an_engine_takes_its_share_of_a_known_device(tmp_path: Path) -> None:
     assert load.weights == 2 * P
 
 
-def test_the_embedded_engine_has_half_a_slot_more_for_prompts() -> None:
-    """grid-1m: 4 layers × 2 × 2 heads × 16 in float32, 536 tokens, 256 requests."""
-    assert measured(load_experiment(None)).active["rollout"].cache == 256 * int(1.5 * 536 * 4 * 2 * 2 * 16 * 4)
+def test_the_embedded_engine_has_blocks_for_all_requests(tmp_path: Path) -> None:
+    """grid-1m: 4 layers × 2 × 2 heads × 16 in float32, 536 tokens in 34 blocks and one more, 256 requests. A share of a
+    known device limits them, but not below one request."""
+    block = 16 * 4 * 2 * 2 * 16 * 4
+    experiment = load_experiment(None)
+    assert measured(experiment).active["rollout"].cache == 256 * 35 * block
+    assert measured(experiment, 100 << 20).active["rollout"].cache == int(0.3 * (100 << 20)) // block * block
+    assert measured(experiment, 1 << 20).active["rollout"].cache == 35 * block
 
 
 def test_a_reference_is_a_copy_in_one_process_and_a_shard_in_many(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from quintet.errors import MachineError
 from quintet.policies.model_loading import load_model
 from quintet.records import Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
-from quintet.rollout.engines.hf import kv_cache
+from quintet.rollout.engines.hf import cache_memory
 from quintet.rollout.engines.hf.engine import HfEngine, build_hf_engine
 from quintet.rollout.engines.hf.engine_check import check_engine
 from quintet.rollout.engines.openai_endpoint import EndpointSettings
@@ -80,8 +80,8 @@ def within(share_and_tokens: tuple[float, int]) -> None:
     network = load_model("model")
     weights = sum(parameter.nbytes for parameter in network.parameters())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hardware, "memory_bytes", lambda: weights + 2 * 16384)
-        kv_cache.max_seqs_in_memory(network, tokens, 8, share)
+        patch.setattr(hardware, "memory_bytes", lambda: weights + 5 * 4096)
+        cache_memory.max_cache_blocks(network, tokens, 8, share)
 
 
 def asked(url: str) -> None:

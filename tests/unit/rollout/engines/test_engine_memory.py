@@ -9,17 +9,18 @@ import pytest
 from quintet import hardware
 from quintet.errors import ConfigError
 from quintet.policies.model_loading import load_model
-from quintet.rollout.engines.hf import kv_cache
+from quintet.rollout.engines.hf import cache_memory
 
 
-def test_memory_share_limits_concurrent_requests(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By hand: 2 layers × 2 (keys, values) × 2 heads × 8 numbers × 4 bytes × 64 tokens = 16 KiB a slot."""
+def test_memory_share_limits_the_blocks(policy_directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: 2 layers × 2 (keys, values) × 2 heads × 8 numbers × 4 bytes × 16 tokens = 4 KiB a block; a request of
+    64 tokens has 4 blocks, and a copy of a shared one."""
     model = load_model(policy_directory)
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    total = 2 * (weights + 10 * 2 * 16384)
+    total = 2 * (weights + 12 * 4096)
     monkeypatch.setattr(hardware, "memory_bytes", lambda: total)
-    assert kv_cache.max_seqs_in_memory(model, 64, 256, 0.5) == 10
-    assert kv_cache.max_seqs_in_memory(model, 64, 4, 0.5) == 4
-    assert kv_cache.max_seqs_in_memory(model, 64, 256, None) == 256
+    assert cache_memory.max_cache_blocks(model, 64, 256, 0.5) == 12
+    assert cache_memory.max_cache_blocks(model, 64, 2, 0.5) == 10
+    assert cache_memory.max_cache_blocks(model, 64, 256, None) == min(256 * 5, int(0.3 * total) // 4096)
     with pytest.raises(ConfigError, match=r"memory_share = 0\.1: weights and one request of 64 tokens need"):
-        kv_cache.max_seqs_in_memory(model, 64, 256, 0.1)
+        cache_memory.max_cache_blocks(model, 64, 256, 0.1)

@@ -17,7 +17,7 @@ from quintet.policies import inference_decoder
 from quintet.policies.model_loading import load_model
 from quintet.records import FinishReason, Generation, Request
 from quintet.rollout.engines.engine import EngineError, EngineSetup
-from quintet.rollout.engines.hf import attention_layouts, prefill
+from quintet.rollout.engines.hf import paged_attention, prefill, scheduler
 from quintet.rollout.engines.hf.engine import HfEngine, build_hf_engine
 from quintet.rollout.engines.weight_source import ModuleWeights, TensorWeights
 
@@ -165,16 +165,16 @@ def test_new_weights_are_used_at_once(policy_directory: Path) -> None:
 
 def count_prefilled(engine: HfEngine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Number of prompt tokens of every prefill pass, in order."""
-    from quintet.rollout.engines.hf import prefill
-
     counts: list[int] = []
-    plain = prefill.PrefillLayout
+    plain = scheduler.next_spans
 
-    def counting(store: object, slots: object, past: object, lengths: list[int], *rest: object) -> object:
-        counts.append(sum(lengths))
-        return plain(store, slots, past, lengths, *rest)  # type: ignore[arg-type]
+    def counting(*arguments: object, **options: object) -> object:
+        spans = plain(*arguments, **options)  # type: ignore[arg-type]
+        if spans:
+            counts.append(sum(span.count for span in spans))
+        return spans
 
-    monkeypatch.setattr(prefill, "PrefillLayout", counting)
+    monkeypatch.setattr(scheduler, "next_spans", counting)
     return counts
 
 
@@ -438,7 +438,7 @@ def test_prompts_are_not_split_without_chunked_prefill(policy_directory: Path, m
     counts = count_prefilled(engine, monkeypatch)
     asked = [request(0, prompt=tuple(range(1, 20))), request(1, prompt=(5, 6)), request(2, prompt=(7, 8, 9))]
     done = run(engine, asked)
-    assert counts == [19, 5]
+    assert counts == [5, 19]
     for one in asked:
         agrees(policy_directory, one, done[one.id])
 
@@ -498,7 +498,7 @@ def test_prompts_too_long_for_the_kernels_do_not_change_the_others(
 ) -> None:
     if inference_decoder.decode_kernels(torch.float32, "cpu") is None:
         pytest.skip("attention in torch depends on the shape of the batch")
-    for module in (attention_layouts, prefill):
+    for module in (paged_attention, prefill):
         monkeypatch.setattr(module, "MAX_KERNEL_TOKENS", 60)
     lengths = (100, 59, 80, 30, 60)
     asked = [request(n, prompt=tuple(range(9, 9 + length)), max_tokens=4) for n, length in enumerate(lengths)]

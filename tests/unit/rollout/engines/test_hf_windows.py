@@ -13,7 +13,7 @@ import torch
 from quintet.policies.model_check import reference_logits
 from quintet.policies.model_loading import cast_weights, load_model
 from quintet.records import Generation, Request
-from quintet.rollout.engines.hf import kv_cache
+from quintet.rollout.engines.hf import attention_state
 from quintet.rollout.engines.hf.engine import HfEngine
 from support.tiny_families import save_tiny_model
 
@@ -69,7 +69,7 @@ def test_log_probs_are_those_of_transformers(
     directory: Path, shared: int, compiled: bool, prefill_tokens: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not compiled:
-        monkeypatch.setattr(kv_cache, "decode_kernels", lambda *_: None)
+        monkeypatch.setattr(attention_state, "decode_kernels", lambda *_: None)
     model = load_model(directory)
     engine = HfEngine(model, max_num_seqs=5, max_model_len=96, prefill_tokens=prefill_tokens)
     batch = requests(torch.Generator().manual_seed(shared), shared)

@@ -11,6 +11,7 @@ import torch
 from test_hf_engine import prompt, reference_logprobs, request, run
 
 from quintet.config.native.policy import LoraConfig
+from quintet.config.plan.kv_blocks import BLOCK
 from quintet.policies.lora import add_lora
 from quintet.policies.model_check import reference_logits
 from quintet.policies.model_loading import cast_weights, load_model
@@ -65,15 +66,15 @@ def test_short_prompts_beside_a_long_one_take_no_memory_of_its_length(policy_dir
         for generation in engine.step():
             assert generation.prompt_logprobs is not None
             assert_scores(policy_directory, requests[generation.id].prompt, generation.prompt_logprobs.logprobs)
-        cache = engine._scorer._kv_cache
-        largest = max(largest, cache.slots * cache.length)
+        pool = engine._scorer._pool
+        largest = max(largest, pool.num_used * BLOCK if pool else 0)
     assert largest <= 2 * 160
 
 
 def test_scored_prompts_hold_no_memory_afterwards(policy_directory: Path) -> None:
     engine = build(policy_directory, prefill_tokens=16)
     run(engine, [scored(0, long_prompt(50))])
-    assert engine._scorer._kv_cache.slots == 0
+    assert engine._scorer._pool is None
 
 
 def test_an_unsupported_format_is_refused_before_the_prompt_is_scored(policy_directory: Path) -> None:

@@ -45,8 +45,9 @@ class SequenceSlots:
         """Response tokens that were prefilled with the prompt, of a resumed sequence."""
         self.first_position = np.zeros(max_num_seqs, np.int64)
         """Position of the first response token: the length of the prompt, if it has no images."""
-        self.cache_slot = np.zeros(max_num_seqs, np.int64)
-        """Slot of the response's keys and values."""
+        self.prompt_length = np.zeros(max_num_seqs, np.int64)
+        self.table_row = np.zeros(max_num_seqs, np.int64)
+        """Row of the cache's block tables."""
         self.seed = np.zeros(max_num_seqs, np.int64)
         self.temperature = np.zeros(max_num_seqs, np.float32)
         self.needs_processing = np.zeros(max_num_seqs, np.bool_)
@@ -57,20 +58,21 @@ class SequenceSlots:
         self._tokens = np.zeros((max_num_seqs, BLOCK), np.int64)
         self._logprobs = np.zeros((max_num_seqs, BLOCK), np.float32)
         self._columns: tuple[npt.NDArray[Any], ...] = (
-            *(self.last_token, self.num_tokens, self.num_prefilled, self.first_position, self.cache_slot, self.seed),
-            *(self.temperature, self.needs_processing),
+            *(self.last_token, self.num_tokens, self.num_prefilled, self.first_position, self.prompt_length),
+            *(self.table_row, self.seed, self.temperature, self.needs_processing),
             *(self._max_tokens, self._min_tokens, self._stop_set, self._needs_check),
         )
         self._stop_set_index: dict[tuple[int, ...], int] = {(): 0}
         self._is_stop = np.zeros((1, 1), np.bool_)
 
-    def add(self, sequences: Sequence[NewSequence], cache_slots: Sequence[int], vocab_size: int) -> None:
+    def add(self, sequences: Sequence[NewSequence], table_rows: Sequence[int], vocab_size: int) -> None:
         """Append sequences behind the running ones."""
         if not self.count and len(self._stop_set_index) > MAX_STOP_SETS:
             self._stop_set_index, self._is_stop = {(): 0}, np.zeros((1, 1), np.bool_)
         rows = slice(self.count, self.count + len(sequences))
         requests = [sequence.request for sequence in sequences]
-        self.cache_slot[rows] = cache_slots
+        self.table_row[rows] = table_rows
+        self.prompt_length[rows] = [len(request.prompt) for request in requests]
         self.num_tokens[rows] = self.num_prefilled[rows] = [len(sequence.tokens) for sequence in sequences]
         self.first_position[rows] = [_next_position(request) for request in requests]
         self.seed[rows] = [request.seed for request in requests]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from quintet import trace
+from quintet.config.plan.kv_blocks import pool_blocks
 from quintet.errors import ConfigError
 from quintet.policies.inference_decoder import apply_head, fuse_projections
 from quintet.policies.lora import has_lora, iter_merged_weights, merge_adapters
@@ -23,9 +25,12 @@ from quintet.records import Failure, FinishReason, Generation, Request
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.grammars import GrammarCompiler, TokenMatcher
+from quintet.rollout.engines.hf.attention_state import CacheShape
 from quintet.rollout.engines.hf.engine_check import TAILS, check_engine
-from quintet.rollout.engines.hf.kv_cache import CacheShape
+from quintet.rollout.engines.hf.idle_timer import IdleTimer
 from quintet.rollout.engines.hf.model_runner import ModelRunner
+from quintet.rollout.engines.hf.paged_cache import PagedCache
+from quintet.rollout.engines.hf.prefill import PassBudget
 from quintet.rollout.engines.hf.prompt_logprobs import PromptScorer
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
 from quintet.rollout.engines.hf.scheduler import Scheduler
@@ -37,6 +42,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PREFILL_TOKENS = 8192
 DEFAULT_LOG_STEPS = 100
+MAX_SERVING_SLOWDOWN = 2.5
+"""Duration of a pass with prompt tokens, of one that only decodes, where clients wait for each token."""
 
 
 def build_hf_engine(setup: EngineSetup) -> HfEngine:
@@ -64,6 +71,9 @@ def build_hf_engine(setup: EngineSetup) -> HfEngine:
         prefill_tokens=options.max_batched_tokens or DEFAULT_PREFILL_TOKENS,
         chunked_prefill=options.chunked_prefill is not False,
         sleep_device=torch.device("cpu") if options.offload and not shared else None,
+        max_cache_blocks=setup.max_cache_blocks,
+        max_pass_slowdown=MAX_SERVING_SLOWDOWN if setup.is_interactive else None,
+        batch_invariant=options.deterministic or not setup.is_interactive,
     )
     if options.torch_compile:
         engine.compile(options.torch_compile_max_batch)
@@ -84,9 +94,9 @@ def _inference_model(model: PreTrainedModel, dtype: torch.dtype, *, copied: bool
 class HfEngine:
     """`StreamingEngine` with continuous batching in this process.
 
-    The scheduler admits requests while sequence slots are free. A prompt is prefilled once for all requests that share
-    it, now or later under the same weights, and a common prefix of prompts once; each step decodes one token for all
-    running requests. The model is the learner's, or a copy in another data type.
+    The scheduler admits requests while sequence slots and blocks of the KV cache are free. What prompts and earlier
+    dialogues begin with is prefilled once for all of them, while the weights stay the same; each step decodes one token
+    for all running requests. The model is the learner's, or a copy in another data type.
     """
 
     def __init__(
@@ -102,23 +112,35 @@ class HfEngine:
         prefill_tokens: int = DEFAULT_PREFILL_TOKENS,
         chunked_prefill: bool = True,
         sleep_device: torch.device | None = None,
+        max_cache_blocks: int | None = None,
+        max_pass_slowdown: float | None = None,
+        batch_invariant: bool = True,
     ) -> None:
         """`detokenize` is required for stop strings, `grammars` for structured outputs. One pass prefills up to
         `prefill_tokens`; longer prompts are split with `chunked_prefill`. During `sleep` the weights move to
-        `sleep_device`, if set."""
+        `sleep_device`, if set. The KV cache has up to `max_cache_blocks` blocks (default: enough for
+        `max_num_seqs` sequences of `max_model_len` tokens). With a `max_pass_slowdown`, prompts are divided so that a
+        pass takes at most about that many times the time of pure decoding. With `batch_invariant`, log-probs on CPUs do
+        not depend on the other requests, and equal the learner's; a few sequences alone are faster without."""
         self._model = model
         if not shares_learner_model:
             fuse_projections(text_decoder(model.base_model))
-        self._runner = ModelRunner(model)
+        self._runner = ModelRunner(model, batch_invariant=batch_invariant)
+        self._batch_invariant = batch_invariant
         self._max_num_seqs = max_num_seqs
         self._max_model_len = max_model_len
         self._detokenize = detokenize
         self._grammars = grammars
         self._prefill_tokens = prefill_tokens
+        self._budget = PassBudget(prefill_tokens, max_pass_slowdown)
         self._chunked_prefill = chunked_prefill
         self._device, self._sleep_device = model.device, sleep_device
+        self._max_cache_blocks = max_cache_blocks or pool_blocks(max_model_len, max_num_seqs, 1, None)
         self._stats: StatsLog | None = None
         self.weight_version = weight_version
+        self._lock = threading.RLock()
+        """Held while requests, or the memory of their keys and values, change."""
+        self._idle_timer = IdleTimer(self.free_idle_memory)
         self._scheduler = self._build_scheduler()
         self._scorer = self._build_scorer()
 
@@ -128,13 +150,14 @@ class HfEngine:
 
     def _build_scheduler(self) -> Scheduler:
         """A scheduler with empty queues and caches."""
+        shape = CacheShape.from_model(self._model)
         return Scheduler(
-            CacheShape.from_model(self._model),
+            PagedCache(shape, self._max_cache_blocks, self._max_num_seqs, self._max_model_len),
             self._runner,
             max_num_seqs=self._max_num_seqs,
             max_model_len=self._max_model_len,
             vocab_size=int(self._model.get_output_embeddings().weight.shape[0]),
-            prefill_tokens=self._prefill_tokens,
+            budget=self._budget,
             chunked_prefill=self._chunked_prefill,
         )
 
@@ -179,20 +202,31 @@ class HfEngine:
             return None
         return StopStringMatcher(request.stop_strings, self._detokenize)
 
-    @torch.inference_mode()
     def step(self) -> list[Generation]:
-        scheduler = self._scheduler
+        with self._lock, torch.inference_mode():
+            generations = self._step()
+        if not self.busy:
+            self._idle_timer.touch()
+        return generations
+
+    def _step(self) -> list[Generation]:
+        scheduler, start = self._scheduler, time.perf_counter()
         try:
             scored = self._score_prompts()
+            scheduler.reserve_blocks()
             scheduler.admit()
-            with trace.span("forward", running=len(scheduler.running.requests), prefilling=scheduler.num_prefilling):
+            num_decoding = len(scheduler.running.requests)
+            with trace.span("forward", running=num_decoding, prefilling=scheduler.num_prefilling):
                 hidden = scheduler.forward()
             prefilled = scheduler.start_decoding()
             if prefilled:
                 hidden = torch.stack(prefilled) if hidden is None else torch.cat([hidden, torch.stack(prefilled)])
             if hidden is not None:
                 with trace.span("sample"):
-                    scheduler.running.sample(apply_head(self._model.get_output_embeddings(), hidden).float())
+                    head = self._model.get_output_embeddings()
+                    logits = apply_head(head, hidden, batch_invariant=self._batch_invariant)
+                    scheduler.running.sample(logits.float())
+            self._budget.record(time.perf_counter() - start, num_decoding, scheduler.num_prompt_tokens)
             if self._stats:
                 self._stats.record(len(scheduler.running.requests), scheduler.num_waiting)
             return [*scored, *self._finish_requests()]
@@ -215,16 +249,16 @@ class HfEngine:
     def partial_responses(self, ids: Collection[int]) -> Mapping[int, PartialResponse]:
         return self._scheduler.running.partial_responses(ids)
 
-    @torch.inference_mode()
     def abort(self, ids: Collection[int]) -> list[Generation]:
-        aborted = [*self._scorer.abort(ids), *self._scheduler.abort(ids)]
+        with self._lock, torch.inference_mode():
+            aborted = [*self._scorer.abort(ids), *self._scheduler.abort(ids)]
         return [_generation(scheduled, FinishReason.ABORT) for scheduled in aborted]
 
     def load_weights(self, version: int, weights: WeightSource) -> None:
         if weights.module is not self._model:
             self._copy_weights(weights.tensors())
         self.weight_version = version
-        self._scheduler.preempt_all()
+        self.reset_prefix_cache()
         for scheduled in self._scheduler.remove_scored():  # its log-probs would be those of other weights
             self._scorer.add(scheduled)
         self._scheduler.record_weight_update(version)
@@ -248,7 +282,15 @@ class HfEngine:
 
     def reset_prefix_cache(self) -> None:
         """See `Engine.reset_prefix_cache`; running requests are preempted and prefilled again."""
-        self._scheduler.preempt_all()
+        with self._lock:
+            self._scheduler.preempt_all()
+
+    def free_idle_memory(self) -> None:
+        """Free the KV cache unless requests wait or run. The engine itself does so when it has been idle for
+        `IDLE_SECONDS`."""
+        with self._lock:
+            if not self.busy:
+                self._scheduler.free_memory()
 
     def sleep(self) -> None:
         """See `Engine.sleep`.
@@ -258,7 +300,7 @@ class HfEngine:
         """
         if self.busy:
             raise ValueError("the engine cannot sleep while requests are running")
-        self._scheduler, self._scorer = self._build_scheduler(), self._build_scorer()
+        self.close()
         if self._sleep_device is not None:
             self._model.to(self._sleep_device)
             self._runner.release_weights()
@@ -270,6 +312,7 @@ class HfEngine:
             fuse_projections(text_decoder(self._model.base_model))
 
     def close(self) -> None:
+        self._idle_timer.cancel()
         self._scheduler, self._scorer = self._build_scheduler(), self._build_scorer()
 
     def _finish_requests(self) -> list[Generation]:

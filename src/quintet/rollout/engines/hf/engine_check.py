@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from quintet.rollout.engines.engine import RequestEngine
 
-SHARED, TAILS, RESPONSE = 9, (3, 1, 5), 4
-"""Tokens that all prompts begin with, further tokens of each prompt, and tokens of each response."""
+SHARED, TAILS, RESPONSE = 18, (3, 1, 5), 4
+"""Tokens that all prompts begin with, more than a block; further tokens of each prompt, and tokens of each response."""
 MAX_MODEL_LEN = 32
 
 

@@ -1,4 +1,4 @@
-"""Forward passes of a model's body over tokens of several sequences, with one attention layout per part."""
+"""Forward passes of a model's body over tokens of several sequences."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from quintet.policies.inference_decoder import InferenceDecoder
 from quintet.policies.vision.image_encoder import encode_images, is_vision_language, text_decoder
 from quintet.policies.vision.image_tokens import decode_image_tokens, mrope_positions
 from quintet.records import ImageInput
-from quintet.rollout.engines.hf.attention_layouts import ConcatenatedLayout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -37,11 +36,14 @@ class ForwardInput:
 class ModelRunner:
     """Runs a model's body: by `InferenceDecoder` where it supports the architecture, else by its own modules."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel, *, batch_invariant: bool = True) -> None:
+        """`batch_invariant` as in `InferenceDecoder`."""
         self._body = text_decoder(model.base_model)
         self.images = ImageFeatures(model.base_model) if is_vision_language(model.config) else None
         """Images of prompts, for vision-language models."""
         self._decoder = InferenceDecoder.from_body(self._body)
+        if self._decoder:
+            self._decoder.batch_invariant = batch_invariant
         self._max_compiled_tokens: int | None = None
 
     def compile(self, max_tokens: int | None) -> None:
@@ -63,17 +65,9 @@ class ModelRunner:
             return list(range(start, stop))
         return mrope_positions(tokens)[start:stop].tolist()  # type: ignore[no-any-return]
 
-    def __call__(self, inputs: Sequence[ForwardInput]) -> tuple[Tensor, ...]:
-        """Return the last hidden states of each input, [tokens, hidden], from one forward pass over all of them."""
-        sizes = [forward_input.tokens.shape[0] for forward_input in inputs]
-        layout, tokens, positions = inputs[0].layout, inputs[0].tokens, inputs[0].positions
-        if len(inputs) > 1:
-            layout = ConcatenatedLayout([forward_input.layout for forward_input in inputs], sizes)
-            tokens = torch.cat([forward_input.tokens for forward_input in inputs])
-            positions = _concatenate_positions([forward_input.positions for forward_input in inputs])
-        return torch.split(self._hidden_states(tokens, positions, layout), sizes)
-
-    def _hidden_states(self, tokens: Tensor, positions: Tensor, layout: AttentionLayout) -> Tensor:
+    def __call__(self, forward_input: ForwardInput) -> Tensor:
+        """Return the last hidden states of the tokens, [tokens, hidden]."""
+        tokens, positions, layout = forward_input.tokens, forward_input.positions, forward_input.layout
         images = self.images.inputs(tokens) if self.images else None
         if images is not None:
             if self._decoder:
@@ -85,13 +79,6 @@ class ModelRunner:
             return compute_hidden_states(self._body, tokens, positions, layout)
         with torch.compiler.set_stance("force_eager"):
             return compute_hidden_states(self._body, tokens, positions, layout)
-
-
-def _concatenate_positions(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate positions [n]; if some of them are [n, 3], all are."""
-    if any(part.dim() == 2 for part in parts):
-        parts = [part if part.dim() == 2 else part[:, None].expand(-1, 3) for part in parts]
-    return torch.cat(list(parts))
 
 
 MAX_CACHED_TOKENS = 65536

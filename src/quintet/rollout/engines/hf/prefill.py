@@ -1,113 +1,132 @@
-"""Prefill: the cached prompts of admitted requests, and the next chunk of prompt tokens to compute."""
+"""Prefill: the next tokens to compute of prompts."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+from quintet.rollout.engines.hf.paged_attention import MAX_KERNEL_TOKENS
+from quintet.rollout.engines.hf.paged_cache import CachedSequence
+from quintet.rollout.engines.hf.prefix_tree import BlockNode
 
-from quintet.rollout.engines.hf.attention_layouts import MAX_KERNEL_TOKENS, PrefillLayout
-from quintet.rollout.engines.hf.kv_cache import CacheShape
-from quintet.rollout.engines.hf.model_runner import ForwardInput, ModelRunner
-from quintet.rollout.engines.hf.prefix_cache import (
-    MIN_SHARED_PREFIX,
-    CachedPrompt,
-    PrefixCache,
-    SharedPrefix,
-    common_prefix,
-)
+AGEING = 0.25
+"""Tokens by which a prompt moves forward in the queue for each token of the passes that it is left out of."""
+FIRST_BUDGET = 64
+"""Prompt tokens of a pass before times are measured."""
+MIN_BUDGET = 16
+SMOOTHING = 0.3
+"""Weight of the last pass in the measured times."""
+MAX_STALE_PASSES = 64
+"""Passes with prompt tokens after which the time of pure decoding is measured again."""
+MAX_PREFILL_SECONDS = 0.5
+"""Duration of a pass without decoding, so that a short prompt that comes does not wait long."""
 
 
-class PrefillQueue:
-    """Prompts to prefill. Each distinct prompt is computed once, and a common prefix of several prompts once."""
+class PassBudget:
+    """Prompt tokens of the next pass.
 
-    def __init__(
-        self, shape: CacheShape, runner: ModelRunner, max_unused: int, max_tokens: int, *, chunked: bool
-    ) -> None:
-        """`max_unused` limits the cached prompts without a running request, `max_tokens` the prompt tokens of one
-        forward pass; `chunked` splits longer prompts over several passes."""
-        self.prefix_cache = PrefixCache(shape, max_unused)
-        self._device = shape.device
-        self._runner = runner
+    With a `max_slowdown`, a pass takes about that many times the time of one that only decodes: the budget follows the
+    measured times of passes.
+    """
+
+    def __init__(self, max_tokens: int, max_slowdown: float | None = None) -> None:
         self._max_tokens = max_tokens
-        self._chunked = chunked
-        self._batch: list[tuple[CachedPrompt, int]] = []
+        self._max_slowdown = max_slowdown
+        self._decode_seconds: float | None = None
+        self._num_decoding = 0
+        """Sequences of the last pass that only decoded."""
+        self._num_stale = 0
+        """Passes since then."""
+        self._seconds_per_token: float | None = None
 
-    def acquire(self, requests: Sequence[tuple[int, tuple[int, ...]]]) -> list[CachedPrompt]:
-        """Return the cached prompts of requests, given as ids and prompt tokens: cached ones, continued dialogues, or
-        new ones behind the longest known prefix. They count as used until `PrefixCache.release`."""
-        cache = self.prefix_cache
-        cached = [cache.find(tokens) or cache.continue_dialogue(number, tokens) for number, tokens in requests]
-        new = list(dict.fromkeys(tokens for hit, (_, tokens) in zip(cached, requests, strict=True) if hit is None))
-        added = {tokens: cache.add(tokens, self._prefix_of(tokens, new)) for tokens in new}
-        prompts = [hit or added[tokens] for hit, (_, tokens) in zip(cached, requests, strict=True)]
-        cache.use(prompts)
-        return prompts
+    def next_tokens(self, num_decoding: int) -> int:
+        """Return the number of prompt tokens beside `num_decoding` sequences; 0 where the time of pure decoding has to
+        be measured first."""
+        if self._max_slowdown is None:
+            return self._max_tokens
+        if num_decoding and self._is_stale(num_decoding):
+            return 0
+        if self._seconds_per_token is None:
+            return min(FIRST_BUDGET, self._max_tokens)
+        decode_seconds = self._decode_seconds or 0.0
+        seconds = (self._max_slowdown - 1) * decode_seconds if num_decoding else MAX_PREFILL_SECONDS
+        return min(max(MIN_BUDGET, int(seconds / self._seconds_per_token)), self._max_tokens)
 
-    def next_batch(self, prompts: Iterable[CachedPrompt]) -> ForwardInput | None:
-        """Return the next tokens to prefill of prompts that share a prefix, and are short or long enough for the same
-        kind of attention; None if all are computed."""
-        incomplete = dict.fromkeys(prompt for prompt in prompts if prompt.hidden is None)
-        self._batch = batch = self._select(incomplete)
-        if not batch:
-            return None
-        cache, prefix = self.prefix_cache, batch[0][0].prefix
-        lengths = [count for _, count in batch]
-        slots, past = [prompt.slot for prompt, _ in batch], [prompt.num_in_slot for prompt, _ in batch]
-        before = (cache.prefix_kv, prefix.slot, len(prefix.tokens)) if prefix.tokens else None
-        return ForwardInput(
-            self._tensor([x for p, count in batch for x in p.tokens[p.num_computed : p.num_computed + count]]),
-            self._tensor(
-                [i for p, n in batch for i in self._runner.positions(p.tokens, p.num_computed, p.num_computed + n)]
-            ),
-            PrefillLayout(cache.kv_cache, slots, past, lengths, before),
-        )
+    def record(self, seconds: float, num_decoding: int, num_prompt_tokens: int) -> None:
+        """Note the duration of a pass."""
+        if not num_prompt_tokens:
+            if num_decoding:
+                same = self._decode_seconds if num_decoding == self._num_decoding else None
+                self._decode_seconds = _smooth(same, seconds)
+                self._num_decoding, self._num_stale = num_decoding, 0
+            return
+        self._num_stale += 1
+        decode_seconds = (self._decode_seconds or 0.0) if num_decoding else 0.0
+        per_token = max(seconds - decode_seconds, 0.1 * seconds) / num_prompt_tokens
+        self._seconds_per_token = _smooth(self._seconds_per_token, per_token)
 
-    def complete_batch(self, states: Tensor) -> None:
-        """Record that the last batch is computed; `states` are its hidden states, [tokens, hidden]."""
-        last = states[self._tensor([count for _, count in self._batch]).cumsum(0) - 1]
-        for (prompt, count), state in zip(self._batch, last, strict=True):
-            prompt.num_computed += count
-            if prompt.num_computed == len(prompt.tokens):
-                prompt.hidden = state
-
-    def _select(self, prompts: Iterable[CachedPrompt]) -> list[tuple[CachedPrompt, int]]:
-        """Prompts behind one prefix, each with the number of its tokens in the next pass, within `max_tokens`. Prompts
-        that are too long for the kernels have other passes, so that the others' numbers do not depend on them."""
-        batch: list[tuple[CachedPrompt, int]] = []
-        budget = self._max_tokens
-        for prompt in prompts:
-            missing = len(prompt.tokens) - prompt.num_computed
-            if budget <= 0 or (batch and _attention_key(prompt) != _attention_key(batch[0][0])):
-                continue
-            if not self._chunked and missing > budget and batch:
-                break
-            count = min(missing, budget) if self._chunked else missing
-            batch.append((prompt, count))
-            budget -= count
-        return batch
-
-    def _prefix_of(self, tokens: tuple[int, ...], new: Sequence[tuple[int, ...]]) -> SharedPrefix:
-        """The longest known prefix of a prompt, or a new one that the `new` prompts share."""
-        cache = self.prefix_cache
-        cached = [p for p in cache.prefixes if len(p.tokens) < len(tokens) and tokens[: len(p.tokens)] == p.tokens]
-        best = max(cached, key=lambda prefix: len(prefix.tokens))
-        if best.tokens or len(new) < 2:
-            return best
-        length = min(common_prefix(new), min(map(len, new)) - 1)
-        if length < MIN_SHARED_PREFIX or (prefix := cache.add_prefix(tokens[:length])) is None:
-            return best
-        layout = PrefillLayout(cache.prefix_kv, [prefix.slot], [0], [length])
-        positions = self._tensor(self._runner.positions(prefix.tokens, 0, length))
-        self._runner([ForwardInput(self._tensor(prefix.tokens), positions, layout)])
-        return prefix
-
-    def _tensor(self, values: Sequence[Any]) -> Tensor:
-        return torch.tensor(values, device=self._device)
+    def _is_stale(self, num_decoding: int) -> bool:
+        is_other = not 0.5 <= num_decoding / max(self._num_decoding, 1) <= 1.5
+        return self._decode_seconds is None or is_other or self._num_stale > MAX_STALE_PASSES
 
 
-def _attention_key(prompt: CachedPrompt) -> tuple[int, bool]:
-    """Return the key by which prompts share a pass: the slot of their prefix, and whether the kernels compute them."""
-    return prompt.prefix.slot, len(prompt.tokens) <= MAX_KERNEL_TOKENS
+def _smooth(before: float | None, value: float) -> float:
+    return value if before is None else before + SMOOTHING * (value - before)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSpan:
+    """Tokens of a sequence that a pass computes."""
+
+    sequence: CachedSequence
+    start: int
+    count: int
+
+    @property
+    def end(self) -> int:
+        """Position behind the last token."""
+        return self.start + self.count
+
+    @property
+    def is_last(self) -> bool:
+        """Whether the prompt is computed with it."""
+        return self.end == len(self.sequence.tokens)
+
+
+def next_spans(sequences: Iterable[CachedSequence], max_tokens: int, *, chunked: bool) -> Sequence[PrefillSpan]:
+    """Return up to `max_tokens` tokens to compute, and record that they will be. Each token is computed once for all
+    sequences that share its block. Sequences with few remaining tokens come first, but not for ever before those that
+    wait. Without `chunked`, prompts are computed as a whole, the
+    first one also if it is longer. Tokens beyond the limit of the compiled kernels come last, see `PagedLayout`."""
+    spans: list[PrefillSpan] = []
+    ends = set[tuple[BlockNode, int]]()
+    budget = max_tokens
+    for sequence in sorted(sequences, key=_rank):
+        last = (sequence.path[-1], sequence.length_in_last)
+        if last in ends or sequence.hidden is not None:
+            continue
+        # the last token again if its keys and values are cached, but no prompt ended with it
+        start = min(sequence.num_computed, len(sequence.tokens) - 1)
+        missing = len(sequence.tokens) - start
+        if not max_tokens or (not chunked and missing > max_tokens and spans):
+            sequence.passed_over += budget
+            continue
+        count = min(missing, max_tokens) if chunked else missing
+        sequence.mark_computed(start + count)
+        spans += [PrefillSpan(sequence, *part) for part in split_at_kernel_limit(start, count)]
+        max_tokens = max(0, max_tokens - count)
+        if count == missing:
+            ends.add(last)
+    return sorted(spans, key=lambda span: span.start >= MAX_KERNEL_TOKENS)
+
+
+def _rank(sequence: CachedSequence) -> float:
+    """Return the remaining tokens, less for each token that was computed for others meanwhile."""
+    return len(sequence.tokens) - sequence.num_computed - AGEING * sequence.passed_over
+
+
+def split_at_kernel_limit(start: int, count: int) -> Sequence[tuple[int, int]]:
+    """Split new tokens of a prompt, `count` from position `start` on, into those that the compiled kernels compute and
+    those behind, so that keys and values do not depend on the length of the prompt that they were computed for."""
+    inside = min(max(MAX_KERNEL_TOKENS - start, 0), count)
+    return [part for part in ((start, inside), (start + inside, count - inside)) if part[1]]

@@ -4,17 +4,21 @@ hidden state of the last token."""
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
+from quintet.config.plan.kv_blocks import BLOCK, num_blocks
 from quintet.policies.inference_decoder import apply_head
 from quintet.records import PromptLogprobs, TopLogprobs
-from quintet.rollout.engines.hf.attention_layouts import PrefillLayout
-from quintet.rollout.engines.hf.kv_cache import BLOCK, CacheShape, KVCache
+from quintet.rollout.engines.hf.attention_state import AttentionState, CacheShape
+from quintet.rollout.engines.hf.block_pool import BlockPool
 from quintet.rollout.engines.hf.model_runner import ForwardInput, ModelRunner
+from quintet.rollout.engines.hf.paged_attention import PagedLayout
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
 from quintet.rollout.engines.hf.sampling import top_logprobs
 
@@ -42,16 +46,15 @@ class PromptScorer:
     def __init__(
         self, shape: CacheShape, runner: ModelRunner, head: nn.Module, vocab_size: int, max_tokens: int
     ) -> None:
-        """A pass has up to `max_tokens` tokens, counting the padding of prompts to the longest. `head` computes the
-        logits, [tokens, vocab_size]."""
+        """A pass has up to `max_tokens` tokens in whole blocks. `head` computes the logits, [tokens, vocab_size]."""
         self._shape = shape
         self._runner = runner
         self._head = head
         self._max_tokens = max_tokens
         self._max_rows = max(1, MAX_LOGITS // vocab_size)
         self._waiting: deque[_Prompt] = deque()
-        self._kv_cache = KVCache(shape)
-        """Of the first waiting prompt if it takes several passes."""
+        self._pool: BlockPool | None = None
+        """Of the first waiting prompt while it takes several passes."""
 
     @property
     def busy(self) -> bool:
@@ -96,17 +99,16 @@ class PromptScorer:
     def _free_cache(self) -> None:
         """Free the cache unless the first waiting prompt continues in it."""
         if not (self._waiting and self._waiting[0].num_computed):
-            self._kv_cache = KVCache(self._shape)
+            self._pool = None
 
     def _select(self) -> list[tuple[_Prompt, int]]:
         """Return whole prompts within the tokens of a pass, or the next part of a longer one."""
         batch: list[tuple[_Prompt, int]] = []
-        longest = 0
+        total = 0
         for prompt in self._waiting:
             missing = len(prompt.tokens) - prompt.num_computed
-            longest = max(longest, -(-missing // BLOCK) * BLOCK)
-            # the cache has as many tokens for each prompt as for the longest
-            if batch and (len(batch) + 1) * longest > self._max_tokens:
+            total += num_blocks(missing) * BLOCK
+            if batch and total > self._max_tokens:
                 break
             batch.append((prompt, min(missing, self._max_tokens)))
             if prompt.num_computed or missing > self._max_tokens:
@@ -115,17 +117,21 @@ class PromptScorer:
 
     def _forward(self, batch: list[tuple[_Prompt, int]]) -> Tensor:
         """Return the hidden states of the batch's tokens, [tokens, hidden]."""
-        self._kv_cache.reserve(len(batch), max(prompt.num_computed + count for prompt, count in batch))
         spans = [(prompt.tokens, prompt.num_computed, prompt.num_computed + count) for prompt, count in batch]
         tokens = [token for prompt, start, end in spans for token in prompt[start:end]]
         positions = [place for span in spans for place in self._runner.positions(*span)]
+        rows, starts, counts = np.array([(i, start, end - start) for i, (_, start, end) in enumerate(spans)]).T
+        tables = _consecutive_blocks([len(prompt.tokens) for prompt, _ in batch])
+        if self._pool is None:
+            count = int(tables.max()) + 1
+            self._pool = BlockPool([AttentionState(self._shape, count)], count)
+            for _ in range(count):
+                self._pool.allocate()
+        layout = PagedLayout(self._pool.state_by_layer, tables, np.ascontiguousarray(rows), starts, counts)
         device = self._shape.device
-        layout = PrefillLayout(
-            self._kv_cache, list(range(len(batch))), [start for _, start, _ in spans], [count for _, count in batch]
+        return self._runner(
+            ForwardInput(torch.tensor(tokens, device=device), torch.tensor(positions, device=device), layout)
         )
-        pass_input = ForwardInput(torch.tensor(tokens, device=device), torch.tensor(positions, device=device), layout)
-        (states,) = self._runner([pass_input])
-        return states
 
     def _record(self, prompt: _Prompt, hidden: Tensor) -> None:
         """Append the log-probs of the tokens that follow those of the hidden states."""
@@ -139,3 +145,11 @@ class PromptScorer:
             prompt.logprobs += logits.log_softmax(-1).gather(1, tokens[:, None])[:, 0].tolist()
             if count:
                 prompt.top_logprobs += top_logprobs(logits, torch.ones(len(states), device=logits.device), count)
+
+
+def _consecutive_blocks(lengths: Sequence[int]) -> npt.NDArray[np.int32]:
+    """Return the block tables of prompts of these lengths, int32 [prompts, blocks]: one prompt's after the other's."""
+    counts = np.array([num_blocks(length) for length in lengths])
+    places = np.minimum(np.arange(counts.max()), counts[:, None] - 1)
+    tables: npt.NDArray[np.int32] = ((counts.cumsum() - counts)[:, None] + places).astype(np.int32)
+    return tables

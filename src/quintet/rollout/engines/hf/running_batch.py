@@ -6,17 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from quintet.config.plan.kv_blocks import BLOCK
 from quintet.records import FinishReason, PromptLogprobs, Request, TopLogprobs
 from quintet.rollout.engines.async_engine import PartialResponse
 from quintet.rollout.engines.grammars import TokenMatcher, allowed_tokens
-from quintet.rollout.engines.hf.attention_layouts import DecodeLayout, SharedSegment
-from quintet.rollout.engines.hf.decode import NewSequence, SequenceSlots
-from quintet.rollout.engines.hf.kv_cache import CacheShape, KVCache
-from quintet.rollout.engines.hf.model_runner import ForwardInput
-from quintet.rollout.engines.hf.prefix_cache import CachedPrompt, PrefixCache
+from quintet.rollout.engines.hf.decode import IntArray, NewSequence, SequenceSlots
+from quintet.rollout.engines.hf.paged_cache import CachedSequence, PagedCache
 from quintet.rollout.engines.hf.sampling import LogitsProcessing, sample, top_logprobs, uniform
 from quintet.rollout.engines.stop_strings import StopStringMatcher
 
@@ -38,8 +37,10 @@ class ScheduledRequest:
     logprobs: Sequence[float] = ()
     version_changes: list[tuple[int, int]] = field(default_factory=list)
     """See `Generation.version_changes`."""
-    prompt: CachedPrompt | None = None
-    """Cached keys and values of `tokens_to_prefill`; None while waiting."""
+    arrival: int = 0
+    """Rank among the requests by the time they came; the last ones are preempted first."""
+    sequence: CachedSequence | None = None
+    """Keys and values of `tokens_to_prefill` and of the response; None while waiting."""
     penalized_tokens: Tensor | None = None
     """bool [vocab], tokens of prompt and response; only with a repetition penalty."""
     biases: Tensor | None = None
@@ -173,17 +174,14 @@ def _allowed_tokens(
 class RunningBatch:
     """Sequences that decode; `requests[row]` is the request of a row of `rows`."""
 
-    def __init__(self, shape: CacheShape, prefix_cache: PrefixCache, max_num_seqs: int, vocab_size: int) -> None:
+    def __init__(self, cache: PagedCache, max_num_seqs: int, vocab_size: int) -> None:
         self.requests: list[ScheduledRequest] = []
         self.rows = SequenceSlots(max_num_seqs)
-        self._max_num_seqs = max_num_seqs
         self._vocab_size = vocab_size
-        self._device = shape.device
-        self._kv_cache = KVCache(shape)
-        self._prefix_cache = prefix_cache
-        self._free_slots = list(range(max_num_seqs))[::-1]
+        self._device = cache.device
+        self._cache = cache
         self._sampling: _SamplingState | None = None
-        self._shared: list[SharedSegment] | None = None
+        self._order: Tensor | None = None
 
     def add(self, requests: Sequence[ScheduledRequest], max_model_len: int) -> None:
         """Append requests whose prompts are computed."""
@@ -197,21 +195,39 @@ class RunningBatch:
             )
             for request in requests
         ]
-        self.rows.add(sequences, [self._free_slots.pop() for _ in requests], self._vocab_size)
+        table_rows = [request.sequence.row for request in requests if request.sequence]
+        self.rows.add(sequences, table_rows, self._vocab_size)
         self.requests += requests
         self._invalidate()
 
-    def forward_input(self) -> ForwardInput:
-        """Return the last token of each sequence as input of the next forward pass."""
+    @property
+    def tokens(self) -> tuple[Tensor, Tensor]:
+        """The last token of each sequence and its position, int64 [n] each: input of the next forward pass."""
         rows, n = self.rows, self.rows.count
-        positions = rows.num_tokens[:n] - 1
-        in_slot = positions - rows.num_prefilled[:n]
-        self._kv_cache.reserve(int(rows.cache_slot[:n].max()) + 1, int(in_slot.max()) + 1)
-        slots = self._to_device(rows.cache_slot[:n])
-        layout = DecodeLayout(self._kv_cache, self._shared_segments(), slots, self._to_device(in_slot))
-        return ForwardInput(
-            self._to_device(rows.last_token[:n]), self._to_device(rows.first_position[:n] + positions), layout
-        )
+        positions = rows.first_position[:n] + rows.num_tokens[:n] - 1
+        return self._to_device(rows.last_token[:n]), self._to_device(positions)
+
+    @property
+    def cache_positions(self) -> IntArray:
+        """Index of the last token in its sequence, [n]: the number of tokens before it, also those of images."""
+        rows, n = self.rows, self.rows.count
+        return rows.prompt_length[:n] + rows.num_tokens[:n] - 1
+
+    def starting_blocks(self) -> list[tuple[ScheduledRequest, int]]:
+        """Return the requests whose last token is the first one that they write in its block, and its index."""
+        rows, positions = self.rows, self.cache_positions
+        is_first = rows.num_tokens[: rows.count] == rows.num_prefilled[: rows.count] + 1
+        starting = ((positions % BLOCK == 0) | is_first).nonzero()[0]
+        return [(self.requests[row], int(positions[row])) for row in starting]
+
+    @property
+    def order(self) -> Tensor:
+        """int64 [n], the rows sorted so that samples of one prompt follow each other."""
+        if self._order is None:
+            rows, n = self.rows, self.rows.count
+            last_full = np.maximum(rows.prompt_length[:n] // BLOCK - 1, 0)
+            self._order = torch.from_numpy(self._cache.tables[rows.table_row[:n], last_full].argsort(kind="stable"))
+        return self._order
 
     def sample(self, logits: Tensor) -> None:
         """Sample and append one token for every sequence from logits, float32 [n, vocab]."""
@@ -253,67 +269,36 @@ class RunningBatch:
         return scheduled
 
     def finish(self, reasons: Mapping[int, FinishReason]) -> None:
-        """Remove finished rows. Dialogues that continue, see `Request.keep_kv_cache`, stay in the prefix cache."""
-        for row, reason in reasons.items():
-            scheduled = self.requests[row]
-            if reason is not FinishReason.FAILED and scheduled.request.keep_kv_cache and scheduled.prompt:
-                response = self.rows.tokens(row)[self.rows.num_prefilled[row] : -1]
-                slot = int(self.rows.cache_slot[row])
-                request_id = scheduled.request.id
-                self._prefix_cache.keep_dialogue(request_id, scheduled.prompt, response, self._kv_cache, slot)
-        self.remove(list(reasons))
+        """Remove finished rows. The cache keeps the responses of dialogues that continue, see
+        `Request.keep_kv_cache`."""
+        kept = [row for row, reason in reasons.items() if reason is not FinishReason.FAILED]
+        self.remove(list(reasons), kept=[row for row in kept if self.requests[row].request.keep_kv_cache])
 
-    def remove(self, removed: Sequence[int], *, keep_prompts: bool = True) -> None:
-        """Remove rows; the last rows move into the gaps."""
+    def remove(self, removed: Sequence[int], *, kept: Collection[int] = ()) -> None:
+        """Remove rows; the last rows move into the gaps. The cache keeps the responses of the rows in `kept`."""
         if not removed:
             return
-        rows = self.rows
-        requests = [self.requests[row] for row in removed]
-        for keep in (False, True):
-            # the prompt of a dialogue that continues is cached together with the response
-            prompts = [
-                r.prompt for r in requests if r.prompt and keep == (keep_prompts and not r.request.keep_kv_cache)
-            ]
-            self._prefix_cache.release(prompts, keep=keep)
-        freed = [int(rows.cache_slot[row]) for row in removed]
-        gaps, moved = rows.remove(removed)
+        for row in removed:
+            scheduled = self.requests[row]
+            if scheduled.sequence is not None:
+                # the last token is not computed
+                response = self.rows.tokens(row)[:-1] if row in kept else ()
+                self._cache.close(scheduled.sequence, (*scheduled.request.prompt, *response) if row in kept else ())
+                scheduled.sequence = None
+        gaps, moved = self.rows.remove(removed)
         for gap, moved_row in zip(gaps, moved, strict=True):
             self.requests[gap] = self.requests[moved_row]
-        del self.requests[rows.count :]
-        if gaps and not self._kv_cache.supports_any_slot:
-            # matrix products over all rows read slot i for row i; the last token is not in the cache yet
-            used = int((rows.num_tokens[gaps] - rows.num_prefilled[gaps]).max()) - 1
-            self._kv_cache.copy_from(gaps, self._kv_cache, moved, used)
-            freed = list(range(rows.count, rows.count + len(removed)))
-            rows.cache_slot[gaps] = gaps
-        self._free_slots += freed[::-1]
+        del self.requests[self.rows.count :]
         self._invalidate()
 
     def clear(self) -> None:
-        """Remove all rows without touching the prefix cache."""
+        """Remove all rows without touching the cache."""
         self.requests.clear()
-        self._free_slots = list(range(self._max_num_seqs))[::-1]
         self.rows.count = 0
         self._invalidate()
 
-    def invalidate_shared_segments(self) -> None:
-        """Rebuild the shared segments at the next step, because the prompts in use have changed."""
-        self._shared = None
-
     def _invalidate(self) -> None:
-        self._sampling = self._shared = None
-
-    def _shared_segments(self) -> list[SharedSegment]:
-        """Prefixes and prompts of the running sequences."""
-        if self._shared is None:
-            cache = self._prefix_cache
-            prompts = [request.prompt for request in self.requests if request.prompt]
-            slots, lengths = [prompt.slot for prompt in prompts], [prompt.num_in_slot for prompt in cache.in_use]
-            self._shared = [SharedSegment(cache.kv_cache, slots, lengths)]
-            if any(prompt.prefix.tokens for prompt in prompts):
-                slots, lengths = [p.prefix.slot for p in prompts], [len(prefix.tokens) for prefix in cache.prefixes]
-                self._shared.insert(0, SharedSegment(cache.prefix_kv, slots, lengths))
-        return self._shared
+        self._sampling = self._order = None
 
     def _to_device(self, values: npt.NDArray[Any]) -> Tensor:
         """The array on the model's device; on a CPU it shares memory."""
