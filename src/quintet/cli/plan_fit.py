@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sys
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -57,7 +59,7 @@ def run(
     def reload(changes: Sequence[str]) -> ComposedConfig:
         return reread_config(config, with_further(overrides, changes), dialect, unknown_keys)
 
-    result = find_fits(composed, cluster, reload)
+    result = find_fits(composed, cluster, reload, progress=_ProgressLines())
     chosen = _chosen(result, options.write or 1)
     if as_json:
         print(json.dumps(_to_json(result, cluster), indent=1))
@@ -65,6 +67,20 @@ def run(
         _print(result, cluster, composed.experiment.name)
     if options.output is not None:
         write_text(dump_config(chosen.composed), options.output)
+
+
+class _ProgressLines:
+    """Prints how far a search is after a second, and then whenever it has taken twice as long."""
+
+    def __init__(self) -> None:
+        self._started = time.monotonic()
+        self._next = 1.0
+
+    def __call__(self, considered: int) -> None:
+        seconds = time.monotonic() - self._started
+        if seconds >= self._next:
+            print(f"{considered:,} parallel sizes considered in {seconds:.0f} s", file=sys.stderr)
+            self._next = 2 * seconds
 
 
 def _chosen(result: FitResult, number: int) -> Proposal:

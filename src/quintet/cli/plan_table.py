@@ -22,6 +22,7 @@ from quintet.config.plan.row_counts import num_epochs
 from quintet.config.plan.run_plan import RunPlan, describe_run
 from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import ConfigProblem
+from quintet.data.tables import cached_tables
 from quintet.errors import UserError
 
 MAX_NODE_COLUMNS = 4
@@ -304,7 +305,7 @@ def _print_robots(out: Console, plan: RunPlan) -> None:
     used = {"envs": robots["simulated_on"], "rollout": robots["sampled_on"]}
     simulated, sampled = map(format_ranges, used.values())
     out.print(f"  Robots are simulated on {simulated}; their actions are sampled on {sampled}.", style="dim")
-    listed = {name: component.devices for name in used if (component := plan.placement.of(name))}
+    listed = {name: tuple(component.devices) for name in used if (component := plan.placement.of(name))}
     if any(listed[name] not in ((), used[name]) for name in listed):
         out.print("  Only devices without the actor have processes for this; otherwise the actor's do it.", style="dim")
 
@@ -359,6 +360,10 @@ def _print_disk(out: Console, plan: RunPlan) -> None:
         f"  {sizes} at a time and final weights take {format_bytes(use.total)} of {clean(plan.config.output_dir)}{free}"
     )
     out.print(line, soft_wrap=True)
+    if plan.config.data is not None:
+        directory, used, limit = cached_tables(plan.config.data)
+        sizes = f"{format_bytes(used)} of at most {format_bytes(limit)}"
+        out.print(f"  copies of Parquet tables: {sizes} in {clean(str(directory))}", soft_wrap=True)
 
 
 def _memory_cells(use: MemoryUse) -> list[str]:

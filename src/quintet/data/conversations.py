@@ -1,6 +1,7 @@
 """Tokenization of conversations for supervised fine-tuning: assistant replies are trained.
 
-The tokenizer's chat template formats a conversation. The text of a reply is determined by rendering the conversation
+The tokenizer's chat template formats a conversation. Replies of plain text are found in renderings of the whole
+conversation (`plain_replies.py`). Otherwise the text of a reply is determined by rendering the conversation
 up to it with and without the reply, and once more with a placeholder instead of its content: the text after the
 placeholder ends the reply. The reply's content and end token are trained, its header is not.
 
@@ -25,6 +26,7 @@ from quintet.config.native.data import DataConfig
 from quintet.data.chat_messages import ASSISTANT, Cell, Message, is_trained, parse_messages
 from quintet.data.chat_templates import KEY, chat_template
 from quintet.data.dialogue_renderer import DialogueRenderer
+from quintet.data.plain_replies import render_plain_replies
 from quintet.data.prompt_format import Truncation, kept_positions
 from quintet.data.reply_rendering import RenderedReply, render_reply
 from quintet.data.row_images import PromptImages, RowImage, keeps_images, place_in_messages
@@ -161,8 +163,12 @@ class ConversationFormat:
         messages = self._renderer.messages(shown[: reply_indices[-1] + 1], row_name)
         pieces: list[TextPiece] = []
         is_closed = False
-        for number in reply_indices:
-            reply = render_reply(self._renderer, messages[: number + 1], row_name, conversation.variables)
+        plain = render_plain_replies(self._renderer, messages, reply_indices, row_name, conversation.variables)
+        one_by_one = (
+            render_reply(self._renderer, messages[: number + 1], row_name, conversation.variables)
+            for number in reply_indices
+        )
+        for reply in plain or one_by_one:
             rendered = "".join(text for text, _ in pieces)
             if pieces and not reply.prompt.startswith(rendered):
                 yield self._tokenize(pieces, is_closed=is_closed)
@@ -175,7 +181,8 @@ class ConversationFormat:
             trained, is_closed = self._through_end_token(reply)
             pieces += [(context, False), (trained, True)]
         self._renderer.check_tools(reply.dialogue, row_name, conversation.variables)
-        self._renderer.check_shown(messages, reply.dialogue, row_name, conversation.variables, reply_indices)
+        if plain is None:
+            self._renderer.check_shown(messages, reply.dialogue, row_name, conversation.variables, reply_indices)
         yield self._tokenize(pieces, is_closed=is_closed)
 
     def _through_end_token(self, reply: RenderedReply) -> tuple[str, bool]:

@@ -278,6 +278,12 @@ def remove_unused(directory: Path, used: Path, limit: int | None = None) -> None
             total -= status.st_size
 
 
+def cached_tables(data: DataConfig) -> tuple[Path, int, int]:
+    """Return the directory of the copies of Parquet files, their size, and the limit of it, in bytes."""
+    directory = cache_directory(data.cache_dir) / "tables"
+    return directory, sum(file.stat().st_size for file in directory.glob("*.arrow")), MAX_CACHE_BYTES
+
+
 def without_dictionary(field: pa.Field) -> pa.Field:
     """Return a column with the type of its values, if they are stored in a dictionary."""
     import pyarrow as pa

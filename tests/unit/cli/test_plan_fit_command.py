@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from test_plan_command import MODEL
 
 from quintet import hardware
 from quintet.cli import main as command
+from quintet.cli import plan_fit
 
 Call = Callable[..., int]
 LONG = ("rollout.max_turns=1", "rollout.max_prompt_tokens=1024", "rollout.max_response_tokens=4096")
@@ -188,3 +190,14 @@ def test_a_run_script_of_another_framework_gets_its_keys_and_is_written_as_a_nat
     assert call(str(tmp_path / "run.yaml"), "--device-memory", "141", "--json") == 0
     (peak,) = json.loads(capsys.readouterr().out)["memory"]["peaks"]
     assert (peak["total"], peak["phase"]) == (proposal["peak_bytes"], proposal["peak_phase"])
+
+
+def test_a_long_search_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """After a second, then whenever it has taken twice as long."""
+    seconds = iter([0.0, 0.5, 1.5, 2.0, 3.5])
+    monkeypatch.setattr(plan_fit, "time", SimpleNamespace(monotonic=lambda: next(seconds)))
+    progress = plan_fit._ProgressLines()
+    for considered in (10, 1000, 2000, 3000):
+        progress(considered)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["1,000 parallel sizes considered in 2 s", "3,000 parallel sizes considered in 4 s"]

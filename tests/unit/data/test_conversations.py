@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quintet.config.native.data import DataConfig
+from quintet.data import conversations as conversations_module
+from quintet.data.chat_templates import TEMPLATES
 from quintet.data.conversations import (
     Conversation,
     ConversationFormat,
@@ -304,3 +306,49 @@ def test_an_empty_thought_of_the_prompt_stays_where_the_template_leaves_it_out_o
     for (before, _), (reply, _) in (first, last):
         assert before.endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
         assert reply in ("Up<|im_end|>", "Down, then up<|im_end|>")
+
+
+TEXTS = st.text(st.sampled_from(" \nUp.Dow<|_>'"), min_size=1, max_size=12)
+
+
+@pytest.mark.parametrize("template", [None, LLAMA, THINKING, BEGUN, UNMARKED, *(n for n in TEMPLATES if n != "native")])
+@settings(max_examples=8, deadline=None)
+@given(turns=st.lists(st.tuples(TEXTS, TEXTS), min_size=3, max_size=5), system=st.booleans(), data=st.data())
+def test_replies_are_the_same_from_one_rendering_as_one_by_one(
+    template: str | None, turns: list[tuple[str, str]], system: bool, data: st.DataObject
+) -> None:
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "Be short."}] if system else []
+    for question, reply in turns:
+        weight = {"weight": 0} if data.draw(st.sampled_from([False, False, True])) else {}
+        messages += [{"role": "user", "content": question}, {"role": "assistant", "content": reply, **weight}]
+    form = ConversationFormat(
+        tokenizer(None if template in TEMPLATES else template), template if template in TEMPLATES else None
+    )
+
+    def encode() -> list[TokenSequence] | str:
+        try:
+            return form.encode(Conversation(tuple(messages)))
+        except ConfigError as error:
+            return str(error)
+
+    together = encode()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(conversations_module, "render_plain_replies", lambda *_: None)
+        assert encode() == together
+
+
+def test_a_long_conversation_is_rendered_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice as a whole, the last reply three times, the first reply three times: whatever the number of turns."""
+    form = ConversationFormat(tokenizer(), "chatml")
+    rendered: list[int] = []
+    render = form._renderer.render
+
+    def counted(dialogues: Any, *arguments: Any) -> list[str]:
+        rendered.extend(len(messages) for messages, _ in dialogues)
+        return render(dialogues, *arguments)
+
+    monkeypatch.setattr(form._renderer, "render", counted)
+    turns = [{"role": role, "content": f"Up {n}"} for n in range(30) for role in ("user", "assistant")]
+    (sequence,) = form.encode(Conversation(tuple(turns)))
+    assert sum(token == form._tokenizer.eos_token_id for token in sequence.tokens) == 60
+    assert sorted(rendered) == [1, 2, 2, 59, 60, 60, 60, 60]

@@ -10,7 +10,6 @@ from quintet.config.composed import ComposedConfig
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.learners import LearnerConfig
 from quintet.config.plan.placement import LOGPROBS, place_components, split_problems
-from quintet.config.plan.process_layout import process_layout
 from quintet.config.problems import ConfigProblem, raise_problems
 from quintet.config.schema import format_value
 
@@ -50,7 +49,7 @@ def _check_learner(composed: ComposedConfig, name: str, ranks: int, *, on_gpu: b
     config = composed.experiment
     learner = getattr(config, name)
     shares_policy = learner is config.reference and config.reference_has_adapters
-    if learner.backend == "megatron" or (shares_policy and not process_layout(config).has_standalone(name)):
+    if learner.backend == "megatron" or (shares_policy and not place_components(config).is_standalone(name)):
         return
     if on_gpu and learner.memory.sharded_offload:
         yield from _check_offload(composed, name, learner, ranks)

@@ -14,7 +14,7 @@ from itertools import product
 
 from quintet.config.composed import ComposedConfig, with_values
 from quintet.config.fit.overrides import Changes, Reload, read_back, to_overrides
-from quintet.config.fit.variants import Cluster, Variant, VariantSearch, undominated
+from quintet.config.fit.variants import Cluster, Progress, Variant, VariantSearch, undominated
 from quintet.config.plan.format_sizes import format_bytes
 from quintet.config.plan.memory import PHASES, MemoryPeak, largest_parts, memory_peaks, plan_memory
 from quintet.config.plan.models import Models, UnknownModel, find_models
@@ -106,8 +106,11 @@ def _by_rank(combinations: Sequence[_Combination]) -> list[_Combination]:
     return sorted(combinations, key=lambda combination: combination.rank(fastest))
 
 
-def find_fits(composed: ComposedConfig, cluster: Cluster, reload: Reload, count: int = 5) -> FitResult:
-    """Return the fastest configurations that fit, at most one for each choice of parallel sizes.
+def find_fits(
+    composed: ComposedConfig, cluster: Cluster, reload: Reload, count: int = 5, progress: Progress = lambda _: None
+) -> FitResult:
+    """Return the fastest configurations that fit, at most one for each choice of parallel sizes. `progress` is called
+    with the number of parallel sizes that were considered.
 
     Raises:
         ConfigError: the run is not reinforcement learning, its model is unknown, or nothing fits.
@@ -115,7 +118,7 @@ def find_fits(composed: ComposedConfig, cluster: Cluster, reload: Reload, count:
     models = _models(composed)
     base = with_values(composed, cluster.changes(composed))
     for learners in _learners_to_vary(composed):
-        search = VariantSearch(composed, base, cluster, models, learners)
+        search = VariantSearch(composed, base, cluster, models, learners, progress)
         combinations = _combine_all(search)
         proposals = _read_best(search, combinations, reload, count)
         if proposals:

@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import chain, product
 
@@ -18,10 +18,11 @@ from quintet.config.plan.component_memory import MemoryUse, idle_memory
 from quintet.config.plan.devices import DeviceFigures
 from quintet.config.plan.memory import MemoryPlan, is_supported, plan_memory
 from quintet.config.plan.models import Models
-from quintet.config.plan.placement import Placement, place_components, placement_problems
+from quintet.config.plan.placement import Devices, Placement, place_components, placement_problems
 from quintet.config.plan.step_time import Seconds, engine_seconds, learner_seconds, offload_seconds
 from quintet.config.problems import ConfigProblem
 
+Progress = Callable[[int], None]
 Need = tuple[int, int]
 """Bytes on a device while the fullest of several components computes, and while others do."""
 BUDGETS = (4096, 8192, 16384, 32768, 65536)
@@ -104,9 +105,11 @@ class VariantSearch:
     models: Models
     learners: tuple[str, ...]
     """Learners whose settings vary."""
+    progress: Progress = lambda _: None
+    """Called with the number of parallel sizes that were considered."""
     placement: Placement = field(init=False)
     """The components of `base`, on devices that no variant changes."""
-    groups: Mapping[tuple[str, ...], tuple[int, ...]] = field(init=False)
+    groups: Mapping[tuple[str, ...], Devices] = field(init=False)
     """The devices for each set of components that share them."""
     rejected: Counter[str] = field(default_factory=Counter)
     problems: list[ConfigProblem] = field(default_factory=list)
@@ -123,7 +126,8 @@ class VariantSearch:
 
     def layouts(self) -> Iterator[Changes]:
         """Yield the parallel sizes and sharding groups of the learners that pass all checks of a plan."""
-        for degrees in self._degrees():
+        for number, degrees in enumerate(self._degrees()):
+            self.progress(number)
             sizes = {f"{name}.parallel.{key}": size for name in self.learners for key, size in degrees.items()}
             for group in self._groups(degrees):
                 layout = sizes | {f"{name}.sharding.group_size": group for name in self.learners if group}

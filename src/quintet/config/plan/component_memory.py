@@ -12,8 +12,14 @@ from quintet.config.plan.images import encoder_work, trains_encoder
 from quintet.config.plan.kv_blocks import BLOCK, cache_bytes, pool_blocks
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.placed_model import PlacedModel, learner_parameters, learner_work, lora_parameters
-from quintet.config.plan.placement import LOGPROBS, actor_scores_rollout, learner_section
-from quintet.config.plan.process_layout import process_layout
+from quintet.config.plan.placement import (
+    LOGPROBS,
+    actor_scores_rollout,
+    are_within,
+    as_devices,
+    learner_section,
+    place_components,
+)
 from quintet.config.plan.robot_batches import robot_arithmetic
 
 OPTIMIZER_STATES = {"adamw": 2, "sgd": 0, "muon": 1}
@@ -45,10 +51,13 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        return sum(asdict(self).values())
+        parts = self.weights + self.copies + self.gradients + self.optimizer
+        return parts + self.activations + self.logits + self.cache + self.other
 
     def times(self, count: int) -> "MemoryUse":
         """Return the memory of several processes."""
+        if count == 1:
+            return self
         return MemoryUse(**{part: size * count for part, size in asdict(self).items()})
 
     def to_json(self) -> dict[str, int]:
@@ -236,7 +245,7 @@ def _scorer(placed: PlacedModel) -> MemoryUse:
     width = placed.width(learner.sharding.parameter_dtype, dtype)
     shards = 1 if megatron else placed.fsdp_shards
     parameters = placed.local_parameters(shape.parameters) if megatron else shape.parameters
-    shares_policy = config.reference_has_adapters and not process_layout(config).has_standalone("reference")
+    shares_policy = config.reference_has_adapters and not place_components(config).is_standalone("reference")
     if component.name == "reference" and shares_policy and config.policy.lora is not None:
         # the policy's weights with a copy of the initial adapters
         parameters = lora_parameters(shape, config.policy.lora)
@@ -306,7 +315,7 @@ def _policy_of_robots(placed: PlacedModel) -> MemoryUse:
     """
     config, shape = placed.config, placed.shape
     actor = config.placement.actor.devices
-    is_standalone = bool(actor) and not set(placed.component.devices) <= set(actor or ())
+    is_standalone = bool(actor) and not are_within(placed.component.devices, as_devices(sorted(set(actor or ()))))
     width, tokens = placed.width(), max_sequence_tokens(config)
     robots = -(-robot_arithmetic(config).robots // (placed.component.copies * robot_arithmetic(config).stages))
     actions = config.policy.vla.action_chunk * config.policy.vla.action_dim if config.policy.vla else 1

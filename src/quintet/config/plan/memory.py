@@ -15,7 +15,7 @@ from quintet.config.plan.format_sizes import format_bytes
 from quintet.config.plan.machine import Machine
 from quintet.config.plan.models import Models
 from quintet.config.plan.placed_model import PlacedModel
-from quintet.config.plan.placement import LOGPROBS, Placement
+from quintet.config.plan.placement import LOGPROBS, Devices, Placement
 from quintet.config.problems import ConfigProblem
 from quintet.config.schema import format_value
 
@@ -52,7 +52,7 @@ MAX_CHANGES = 3
 class MemoryPeak:
     """Peak memory of devices that hold the same components."""
 
-    devices: tuple[int, ...]
+    devices: Devices
     components: tuple[str, ...]
     phase: str
     parts: Mapping[str, MemoryUse]
@@ -133,7 +133,7 @@ def _plan_cpu_memory(
 
 
 def memory_peaks(
-    groups: Mapping[tuple[str, ...], tuple[int, ...]],
+    groups: Mapping[tuple[str, ...], Devices],
     active: Mapping[str, MemoryUse],
     waiting: Mapping[str, MemoryUse],
 ) -> tuple[MemoryPeak, ...]:
@@ -144,7 +144,7 @@ def memory_peaks(
 
 
 def _peak(
-    names: tuple[str, ...], devices: tuple[int, ...], active: Mapping[str, MemoryUse], waiting: Mapping[str, MemoryUse]
+    names: tuple[str, ...], devices: Devices, active: Mapping[str, MemoryUse], waiting: Mapping[str, MemoryUse]
 ) -> MemoryPeak | None:
     moments = [
         MemoryPeak(

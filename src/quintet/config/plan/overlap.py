@@ -1,7 +1,7 @@
 """Whether a run generates and trains at the same time."""
 
 from quintet.config.native.experiment import Experiment
-from quintet.config.plan.placement import LEARNERS, LOGPROBS, SECTION_TITLES, place_components
+from quintet.config.plan.placement import LEARNERS, LOGPROBS, SECTION_TITLES, place_components, share_devices
 
 
 def overlaps_training(config: Experiment) -> bool:
@@ -27,7 +27,7 @@ def engines_on_learner_devices(config: Experiment) -> str | None:
     engines = placement.of("rollout")
     if engines is None or not learners:
         return "the run has no engines or no learners"
-    shared = [learner.name for learner in learners if set(learner.devices) & set(engines.devices)]
+    shared = [learner.name for learner in learners if share_devices(learner.devices, engines.devices)]
     if not engines.devices and not all(learner.devices for learner in learners):
         shared = [learner.name for learner in learners if not learner.devices]
     shared = [SECTION_TITLES.get(name, name) for name in shared]

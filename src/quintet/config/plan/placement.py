@@ -32,16 +32,48 @@ MAX_DEVICES = 1 << 16
 """More devices are taken for a mistake."""
 
 
+Devices = tuple[int, ...] | range
+"""Global device numbers, ascending. A range if they are consecutive, so that thousands cost as much as one."""
+
+
+def as_devices(numbers: Sequence[int]) -> Devices:
+    """Return ascending numbers as a range if they are consecutive, otherwise as a tuple.
+
+    >>> as_devices((2, 3, 4)), as_devices([1, 3]), as_devices(())
+    (range(2, 5), (1, 3), ())
+    """
+    if not numbers:
+        return ()
+    if isinstance(numbers, range):
+        return numbers
+    is_consecutive = numbers[-1] - numbers[0] == len(numbers) - 1 and len(set(numbers)) == len(numbers)
+    return range(numbers[0], numbers[-1] + 1) if is_consecutive else tuple(numbers)
+
+
+def are_within(devices: Devices, others: Devices) -> bool:
+    """Return whether all devices are among others."""
+    if isinstance(devices, range) and isinstance(others, range):
+        return others.start <= devices.start and devices.stop <= others.stop
+    return devices == others or set(devices) <= set(others)
+
+
+def share_devices(devices: Devices, others: Devices) -> bool:
+    """Return whether some devices are among others."""
+    if isinstance(devices, range) and isinstance(others, range):
+        return max(devices.start, others.start) < min(devices.stop, others.stop)
+    return not set(devices).isdisjoint(others)
+
+
 @dataclass(frozen=True, slots=True)
 class Component:
     """A component of the run and its devices."""
 
     name: str
     """Name of its section of `placement`."""
-    devices: tuple[int, ...]
-    """Global device numbers, ascending; empty for the CPU."""
+    devices: Devices
+    """Empty for the CPU."""
     parallelism: Parallelism
-    processes: tuple[int, ...]
+    processes: Devices
     """Global device number of each process, ascending; empty for the CPU."""
     group: str | None = None
     """Name of its worker group, `placement.<component>.group`."""
@@ -59,6 +91,8 @@ class Component:
     @property
     def processes_per_device(self) -> int:
         """Maximum number of processes of a device; 0 for the CPU."""
+        if isinstance(self.processes, range):
+            return 1
         return max(Counter(self.processes).values(), default=0)
 
     @property
@@ -91,13 +125,21 @@ class Placement:
         """Return a component, None if the run does not have it."""
         return next((component for component in self.components if component.name == name), None)
 
+    def is_standalone(self, name: str) -> bool:
+        """Return whether a component has devices that the actor does not use."""
+        component, actor = self.of(name), self.of("actor")
+        return component is not None and not are_within(component.devices, actor.devices if actor else ())
+
     def by_node(self, component: Component) -> dict[int, tuple[int, ...]]:
         """Return the devices of a component by node."""
         nodes = groupby(component.devices, key=lambda device: device // self.devices_per_node)
         return {node: tuple(devices) for node, devices in nodes}
 
-    def groups(self) -> dict[tuple[str, ...], tuple[int, ...]]:
+    def groups(self) -> dict[tuple[str, ...], Devices]:
         """Return the devices for each set of components that share them."""
+        placed = [component for component in self.components if component.devices]
+        if all(component.devices == placed[0].devices for component in placed):
+            return {tuple(component.name for component in placed): placed[0].devices} if placed else {}
         holders: dict[int, list[str]] = defaultdict(list)
         for component in self.components:
             for device in component.devices:
@@ -105,7 +147,7 @@ class Placement:
         groups: dict[tuple[str, ...], list[int]] = defaultdict(list)
         for device in sorted(holders):
             groups[tuple(holders[device])].append(device)
-        return {names: tuple(devices) for names, devices in groups.items()}
+        return {names: as_devices(devices) for names, devices in groups.items()}
 
 
 def learner_section(component: str) -> str:
@@ -130,7 +172,7 @@ def place_components(config: Experiment) -> Placement:
     components = tuple(
         Component(
             name,
-            devices,
+            as_devices(devices),
             _parallelism(config, name),
             _processes(config, name, devices),
             getattr(placement, name).group,
@@ -169,34 +211,37 @@ def _names_envs(config: Experiment) -> bool:
     return config.placement.envs.group is not None and not config.env.reads_prompts
 
 
-def _devices(config: Experiment, name: str) -> tuple[int, ...]:
+def _devices(config: Experiment, name: str) -> Devices:
     if config.sft_only is not None:
-        return tuple(range(config.sft_devices))
+        return range(config.sft_devices)
     if name == "rollout" and (count := _engine_devices(config)):
-        return tuple(range(count))
+        return range(count)
     placement = config.placement
     # without training, the policy is where the engines are
     is_beside_engines = config.generation is not None
     devices = getattr(placement, "rollout" if is_beside_engines else name).devices
     if devices is not None:
-        return tuple(sorted(set(devices)))
+        return as_devices(sorted(set(devices)))
     actor = None if is_beside_engines else placement.actor.devices
     all_devices = range(min(placement.nodes * placement.devices_per_node, MAX_DEVICES))
     env_devices = frozenset(placement.envs.devices or ()).difference(actor or ())
-    free = tuple(device for device in all_devices if device not in env_devices) or tuple(all_devices)
+    free: Devices = all_devices
+    if env_devices:
+        free = tuple(device for device in all_devices if device not in env_devices) or all_devices
     if name == "rollout":
-        return tuple(device for device in free if placement.colocated or device not in (actor or ()))
-    devices = free if actor is None else tuple(sorted(set(actor)))
+        others = () if placement.colocated else frozenset(actor or ())
+        return tuple(device for device in free if device not in others) if others else free
+    devices = free if actor is None else as_devices(sorted(set(actor)))
     return devices[:1] if name == "envs" and not config.env.is_simulator else devices
 
 
-def _processes(config: Experiment, name: str, devices: Sequence[int]) -> tuple[int, ...]:
+def _processes(config: Experiment, name: str, devices: Sequence[int]) -> Devices:
     """Return the device of each process: as often as it is listed, times the processes per device."""
-    if name not in RESTARTABLE:
-        return tuple(devices)
     component = getattr(config.placement, name)
+    if name not in RESTARTABLE or (component.devices is None and component.processes_per_device == 1):
+        return as_devices(devices)
     listed, count = Counter(component.devices or ()), component.processes_per_device
-    return tuple(device for device in devices for _ in range(max(1, listed[device]) * count))
+    return as_devices([device for device in devices for _ in range(max(1, listed[device]) * count)])
 
 
 def _engine_devices(config: Experiment) -> int:
@@ -268,8 +313,8 @@ def _check_shared(composed: ComposedConfig, placement: Placement) -> Iterator[Co
     components = [component for component in placement.components if component.name not in exempt]
     for index, component in enumerate(components):
         for other in components[:index]:
-            shared = set(component.devices).intersection(other.devices)
-            if shared and component.devices != other.devices:
+            if component.devices != other.devices and share_devices(component.devices, other.devices):
+                shared = set(component.devices).intersection(other.devices)
                 key, name = f"placement.{component.name}.devices", other.title
                 numbers = format_ranges(sorted(shared))
                 problem = f"they share {numbers} with the {name}, and must share all devices or none"
@@ -312,7 +357,9 @@ def idle_log_prob_workers(composed: ComposedConfig) -> Iterator[ConfigProblem]:
     """Yield log-prob workers on devices of their own that would have nothing to compute."""
     config, recompute = composed.experiment, "rollout.recompute_logprobs"
     devices = frozenset(config.placement.logprobs.devices or ())
-    if config.scores_rollout or "actor" not in _components(config) or devices <= set(_devices(config, "actor")):
+    if not devices or config.scores_rollout or "actor" not in _components(config):
+        return
+    if devices <= set(_devices(config, "actor")):
         return
     why = f"the workers would have no log-probs to compute: {composed.describe(recompute)}"
     yield composed.problem(LOGPROBS_DEVICES, why, f"{LOGPROBS_DEVICES}=null, or {recompute}=true")

@@ -324,7 +324,7 @@ def _loss(section: LossSection) -> str:
 def _placement_json(placement: Placement) -> dict[str, Any]:
     components = {
         component.name: {
-            "devices": component.devices,
+            "devices": list(component.devices),
             "devices_by_node": {str(node): devices for node, devices in placement.by_node(component).items()},
             "copies": component.copies,
             "split": asdict(component.parallelism),
@@ -344,7 +344,9 @@ def _memory_json(plan: RunPlan) -> dict[str, Any]:
         "components": {name: use.to_json() for name, use in plan.memory.active.items()},
         "idle": {name: use.to_json() for name, use in plan.memory.idle.items()},
         "peaks": [
-            asdict(peak) | {"total": peak.total, "parts": {name: use.total for name, use in peak.parts.items()}}
+            asdict(peak)
+            | {"devices": list(peak.devices), "total": peak.total}
+            | {"parts": {name: use.total for name, use in peak.parts.items()}}
             for peak in plan.memory.peaks
         ],
     }

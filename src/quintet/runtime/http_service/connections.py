@@ -6,7 +6,7 @@ import asyncio
 import json
 import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -27,17 +27,23 @@ class ConnectionTable:
         self._max_connections = max_connections
         self._connections: dict[LimitedProtocol, None] = {}
         """In the order in which they were opened."""
+        self._idle: defaultdict[str, dict[LimitedProtocol, None]] = defaultdict(dict)
+        """Connections of each client that can make room, the one that is idle for longest first."""
+        self._refused: dict[LimitedProtocol, None] = {}
+        """Connections beyond the maximum, which have their response."""
         self._counts: Counter[str] = Counter()
         self._checked_at = time.monotonic()
         self.receive_buffer = bytearray(limits.RECEIVE_BYTES)
         """Where bytes of all connections are received, one after the other: the kernel would clear new buffers."""
 
     def add(self, connection: LimitedProtocol) -> bool:
-        """Add a connection; return False if there are too many. The oldest connection that waits for its client makes
-        room: one of the same client if it has half of the maximum, else one of the client with most.
+        """Add a connection; return False if there are too many. A connection that is idle makes room: one of the same
+        client if it has all that a client may have, else one of the client with most. A connection on which a request
+        arrives or is handled stays.
         """
         client_to_evict = None
-        if self._counts[connection.client_host] >= self._max_connections // 2:
+        reserved = max(1, self._max_connections // limits.RESERVED_SHARE)
+        if self._counts[connection.client_host] >= self._max_connections - reserved:
             client_to_evict = connection.client_host
         elif len(self._connections) >= self._max_connections:
             client_to_evict = max(self._counts, key=self._counts.__getitem__)
@@ -49,10 +55,19 @@ class ConnectionTable:
 
     def remove(self, connection: LimitedProtocol) -> None:
         """Remove a connection, unless it was closed to make room."""
+        self._refused.pop(connection, None)
+        self._note_busy(connection)
         if connection in self._connections:
             del self._connections[connection]
             self._counts[connection.client_host] -= 1
             self._counts += Counter()  # drops clients without connections
+
+    def update(self, connection: LimitedProtocol) -> None:
+        """Note whether a connection is idle; called whenever that can have changed."""
+        if connection.is_idle and connection in self._connections:
+            self._idle[connection.client_host][connection] = None
+        else:
+            self._note_busy(connection)
 
     def close_overdue(self) -> None:
         """Close the connections whose clients have exceeded a time limit. Time in which this process was not able to
@@ -63,15 +78,34 @@ class ConnectionTable:
             connection.postpone(pause)
         for connection in [candidate for candidate in self._connections if candidate.is_overdue]:
             connection.transport.abort()
+        for connection in [candidate for candidate in self._refused if candidate.is_overdue]:
+            connection.transport.abort()
+        for connection in self._connections:
+            if connection.is_silent:
+                self.update(connection)
+
+    def refuse(self, connection: LimitedProtocol) -> bool:
+        """Note a connection that is told that there are too many; return False if there are too many of these."""
+        if len(self._refused) >= limits.MAX_REFUSED:
+            return False
+        self._refused[connection] = None
+        return True
 
     def _evict(self, client: str) -> bool:
-        """Close the oldest connection of a client that waits for it; return False if there is none."""
-        for connection in self._connections:
-            if connection.client_host == client and connection.waits_for_client:
-                self.remove(connection)
-                connection.transport.abort()
-                return True
-        return False
+        """Close the connection of a client that is idle for longest; return False if there is none."""
+        connection = next(iter(self._idle.get(client, ())), None)
+        if connection is None:
+            return False
+        self.remove(connection)
+        connection.make_room()
+        return True
+
+    def _note_busy(self, connection: LimitedProtocol) -> None:
+        idle = self._idle.get(connection.client_host)
+        if idle is not None:
+            idle.pop(connection, None)
+            if not idle:
+                del self._idle[connection.client_host]
 
 
 class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
@@ -90,20 +124,41 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
         """Number of received blocks of bytes that wait to be parsed."""
         self._head_began: float | None = time.monotonic()
         """When the client connected, or began the request whose head is incomplete."""
+        self._has_sent = False
+        """Whether the client has sent anything."""
+        self._refused_at: float | None = None
+        """When the client was told that there are too many connections."""
+        self._num_discarded = 0
+        """Number of bytes that were received since then."""
         self._sending_began: float | None = None
         """Since when the client has not received all bytes that were sent."""
 
     @property
-    def waits_for_client(self) -> bool:
-        """Whether nothing can be done until the client sends more."""
-        if self._num_queued:
+    def is_idle(self) -> bool:
+        """Whether nothing of a request has arrived that has no response yet, and the client has all responses."""
+        if self._num_queued or self._sending_began is not None or self._refused_at is not None:
             return False
-        return self._waits_for_head or (self.cycle.more_body and not self.flow.read_paused)
+        return self.is_silent if self.cycle is None else self._is_between_requests
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the client has connected some time ago, and has not sent anything."""
+        if self.cycle is not None or self._num_queued or self._has_sent:
+            return False
+        return self._head_began is not None and time.monotonic() - self._head_began > limits.SILENT_SECONDS
+
+    @property
+    def _is_between_requests(self) -> bool:
+        """Whether the last request is complete, has its response, and no byte of the next one has been parsed."""
+        states = {self.conn.our_state, self.conn.their_state}
+        return self._head_began is None and states == {h11.IDLE} and not self.conn.trailing_data[0]
 
     @property
     def is_overdue(self) -> bool:
         """Whether the client has exceeded a time limit."""
         now = time.monotonic()
+        if self._refused_at is not None:
+            return now - self._refused_at > limits.REFUSED_SECONDS
         is_sending_late = self._head_began is not None and now - self._head_began > limits.HEAD_SECONDS
         is_receiving_late = self._sending_began is not None and now - self._sending_began > limits.SEND_SECONDS
         return is_receiving_late or (is_sending_late and not self._num_queued)
@@ -131,7 +186,22 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
         self.client_host = self.client[0] if self.client else ""
         transport.set_write_buffer_limits(0)  # any byte that the client does not receive calls `pause_writing`
         if not self._table.add(self):
-            transport.write(closing_response(503))
+            self._refuse(transport)
+
+    def make_room(self) -> None:
+        """Close an idle connection. A client that has not had any response is told why."""
+        if self.cycle is None:
+            self._refuse(self.transport)
+        else:
+            self.transport.close()
+
+    def _refuse(self, transport: asyncio.Transport) -> None:
+        """Respond that there are too many connections, and discard what the client sends until it has the response."""
+        self._refused_at = time.monotonic()
+        transport.write(closing_response(503))
+        if self._table.refuse(self):
+            transport.write_eof()
+        else:
             transport.close()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -146,12 +216,28 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         """Parse the bytes when it is the client's turn. Until then, no more are received."""
+        if self._refused_at is not None:
+            self._discard(nbytes)
+            return
+        self._has_sent = True
         parse = partial(self._parse, bytes(memoryview(self._table.receive_buffer)[:nbytes]))
         seconds = time.thread_time() - self._receiving_began
         self._num_queued += 1
+        self._table.update(self)
         self._turns.call(self.client_host, parse, is_large=self._has_large_body, seconds=seconds)
         if self._num_queued:
             self.transport.pause_reading()
+
+    def _discard(self, nbytes: int) -> None:
+        """Receive from a refused client no more than a limit; from then on, its system waits."""
+        self._num_discarded += nbytes
+        if self._num_discarded > limits.REFUSED_BYTES:
+            self.transport.pause_reading()
+
+    def on_response_complete(self) -> None:
+        """Note that the connection is idle, unless the next request has arrived."""
+        super().on_response_complete()
+        self._table.update(self)
 
     def pause_writing(self) -> None:
         """Start the time limit of a client that does not receive."""
@@ -162,6 +248,7 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
         """End the time limit of a client that has received all."""
         super().resume_writing()
         self._sending_began = None
+        self._table.update(self)
 
     def send_400_response(self, msg: str) -> None:
         """Respond to bytes that are not HTTP, or have too large headers; called while the error is handled."""
@@ -187,6 +274,7 @@ class LimitedProtocol(H11Protocol, asyncio.BufferedProtocol):
             self._head_began = time.monotonic()
         if not self._num_queued and not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
+        self._table.update(self)
 
 
 def closing_response(status: int, body: str = "") -> bytes:

@@ -8,9 +8,19 @@ from typing import Any
 
 from quintet.runtime.http_service.request_error import RequestError
 
-MAX_CONNECTIONS = 1024
-"""Maximum number of connections; a client has at most half of them."""
-OTHER_FILES = 128
+MAX_CONNECTIONS = 1 << 14
+"""Maximum number of connections, if this process may open as many files."""
+RESERVED_SHARE = 8
+"""A client has at most all but one of so many parts of the connections, so that others can connect."""
+MAX_REFUSED = 256
+"""Connections beyond the maximum that are told so at the same time; further ones are closed at once."""
+REFUSED_SECONDS = 2.0
+"""How long what a refused client sends is read. If it were not, its system would discard the response."""
+REFUSED_BYTES = 1 << 20
+"""How much of what a refused client sends is read."""
+SILENT_SECONDS = 1.0
+"""A connection on which nothing has arrived for so long can make room for another one."""
+OTHER_FILES = 128 + MAX_REFUSED
 """Open files that are not connections."""
 ACCEPTED_AT_ONCE = 64
 """Connections that are accepted before those with data are handled."""
@@ -49,7 +59,7 @@ def max_connections() -> int:
         return MAX_CONNECTIONS
     num_files = num_files if hard == resource.RLIM_INFINITY else min(num_files, hard)
     resource.setrlimit(resource.RLIMIT_NOFILE, (num_files, hard))
-    return num_files - OTHER_FILES
+    return max(num_files - OTHER_FILES, num_files // 2)
 
 
 def check_separators(data: bytes, maxima: Mapping[str, int]) -> None:

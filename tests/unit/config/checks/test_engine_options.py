@@ -164,4 +164,4 @@ def test_options_that_contradict_each_other_are_told(given: list[str], words: st
 def test_a_split_engine_takes_devices_of_its_own_where_nothing_is_placed() -> None:
     found = place_components(load_experiment(None, ["rollout.engine=vllm", f"{OPTIONS}.tensor_parallel=2"]).experiment)
     devices = {component.name: component.devices for component in found.components}
-    assert (devices["rollout"], devices["actor"]) == ((0, 1), (0,))
+    assert (devices["rollout"], devices["actor"]) == (range(2), range(1))

@@ -41,26 +41,26 @@ def test_split_components_and_idle_devices(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 2, 8, *words)
     check_placement(composed)
     placement = place_components(composed.experiment)
-    assert placement.groups() == {("actor",): (0, 1, 2, 3), ("rollout",): (4, 5, 9)}
+    assert placement.groups() == {("actor",): range(4), ("rollout",): (4, 5, 9)}
     assert format_ranges(placement.idle) == "6-8,10-15"
 
 
 def test_what_shares_a_device_is_one_group_with_it(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 1, 4, "placement.rollout.devices=[2,3]")
-    assert place_components(composed.experiment).groups() == {("actor",): (0, 1), ("actor", "rollout"): (2, 3)}
+    assert place_components(composed.experiment).groups() == {("actor",): range(2), ("actor", "rollout"): range(2, 4)}
 
 
 def test_the_processes_of_one_device_count_once(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 1, 4, "placement.actor.devices=[0,0,1,1]")
     actor = place_components(composed.experiment).of("actor")
     assert actor is not None
-    assert (actor.devices, actor.copies) == ((0, 1), 2)
+    assert (actor.devices, actor.copies) == (range(2), 2)
 
 
 def test_the_cpu_has_no_device(tmp_path: Path) -> None:
     composed = on(tmp_path, "Qwen2.5-7B", 1, 1, "placement.rollout.devices=[]")
     check_placement(composed)
-    assert place_components(composed.experiment).groups() == {("actor",): (0,)}
+    assert place_components(composed.experiment).groups() == {("actor",): range(1)}
 
 
 QWEN, LLAMA, MIXTRAL = "Qwen2.5-7B", "Llama-3-8B", "Mixtral-8x7B"

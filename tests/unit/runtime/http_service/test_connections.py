@@ -57,24 +57,38 @@ def read_all(connection: socket.socket) -> int:
 
 
 def connection_of(client: str, *, busy: bool) -> Any:
-    return Mock(client_host=client, waits_for_client=not busy)
+    return Mock(client_host=client, is_idle=not busy)
 
 
-def test_a_client_has_at_most_half_of_the_connections() -> None:
+def added(table: ConnectionTable, connection: Any) -> bool:
+    """Whether a connection was added; whether it is idle is noted, as when a response is complete."""
+    is_added = table.add(connection)
+    table.update(connection)
+    return is_added
+
+
+def test_a_client_leaves_an_eighth_of_the_connections_to_others() -> None:
     table = ConnectionTable(8)
-    assert [table.add(connection_of("a", busy=True)) for _ in range(6)] == [True] * 4 + [False] * 2
-    assert [table.add(connection_of("b", busy=True)) for _ in range(4)] == [True] * 4
-    assert not table.add(connection_of("c", busy=False)), "all are in use"
+    assert [added(table, connection_of("a", busy=True)) for _ in range(9)] == [True] * 7 + [False] * 2
+    assert added(table, connection_of("b", busy=True))
+    assert not added(table, connection_of("c", busy=False)), "all are in use"
 
 
-def test_the_oldest_connection_that_waits_makes_room() -> None:
+def test_the_connection_that_is_idle_for_longest_makes_room() -> None:
     table = ConnectionTable(4)
-    old, idle, new = (connection_of("a", busy=busy) for busy in (True, False, False))
-    assert [table.add(connection) for connection in (old, idle, new)] == [True] * 3
-    assert [connection.transport.abort.called for connection in (old, idle, new)] == [False, True, False]
-    table.remove(idle)
-    table.remove(idle)
-    assert table.add(connection_of("b", busy=False))
+    busy, second, first, new = (connection_of("a", busy=True) for _ in range(4))
+    assert [added(table, connection) for connection in (busy, second, first)] == [True] * 3
+    for connection in (first, second):
+        connection.is_idle = True
+        table.update(connection)
+    assert added(table, new)
+    assert [connection.make_room.called for connection in (busy, second, first)] == [False, False, True]
+    table.remove(first)
+    table.remove(first)
+    second.is_idle = False
+    table.update(second)
+    assert not added(table, connection_of("a", busy=True)), "one that is busy again stays"
+    assert added(table, connection_of("b", busy=False))
 
 
 def test_connections_beyond_the_maximum_are_told_to_retry(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +103,30 @@ def test_connections_beyond_the_maximum_are_told_to_retry(monkeypatch: pytest.Mo
         busy.sendall(GET)
         time.sleep(0.2)
         rejected = socket.create_connection(("127.0.0.1", port), 10)
-        assert rejected.recv(1000).startswith(b"HTTP/1.1 503 ")
+        rejected.sendall(GET + b"x" * 100_000)  # what nobody reads would reset the connection
+        response = rejected.recv(1000)
+        assert response.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in response
         assert rejected.recv(1) == b""
         busy.close()
+
+
+def test_a_connection_on_which_a_request_arrives_stays_and_one_between_two_makes_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of three connections, a client has two."""
+    monkeypatch.setattr(limits, "max_connections", lambda: 3)
+    with background(answer_at_once) as port:
+        arriving, idle = (socket.create_connection(("127.0.0.1", port), 10) for _ in range(2))
+        arriving.sendall(GET[:20])
+        idle.sendall(GET)
+        assert idle.recv(1000).startswith(b"HTTP/1.1 200 ")
+        new = socket.create_connection(("127.0.0.1", port), 10)
+        new.sendall(GET)
+        assert new.recv(1000).startswith(b"HTTP/1.1 200 ")
+        arriving.sendall(GET[20:])
+        assert arriving.recv(1000).startswith(b"HTTP/1.1 200 ")
+        read_all(idle)
 
 
 def test_a_client_that_does_not_receive_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -102,11 +102,16 @@ def test_an_http_1_0_client_is_served(client: Client) -> None:
     assert response.endswith(b"data: [DONE]\n\n")
 
 
-def test_connections_without_requests_make_room_for_new_ones(client: Client) -> None:
+def test_connections_without_requests_make_room_for_new_ones(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "SILENT_SECONDS", 0.1)
     silent = [open_connection(client, source=f"127.0.0.{2 + number % 3}") for number in range(20)]
+    time.sleep(0.5)
     for _ in range(3):
         assert client.ask(COMPLETE, {"prompt": "a", "max_tokens": 1})["choices"]
-    assert sum(connection.recv(1) == b"" for connection in silent[:8]) == 8, "the oldest were closed"
+    silent[0].settimeout(5)
+    assert answer(silent[0]).startswith(b"HTTP/1.1 503 "), "the oldest made room, and is told why"
+    for connection in silent:
+        connection.close()
 
 
 def test_a_client_with_too_many_requests_is_told_to_retry(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
