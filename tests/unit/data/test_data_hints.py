@@ -210,7 +210,6 @@ CASES = [
 EXEMPT = {
     "data/lazy_conversations.py batch": "test_sft_lazy_rows.py raises it for rows of which nothing is left",
     "data/tasks/reasoning_gym.py _check_serializable": "all generators here can be stored",
-    "data/lazy_conversations.py batch": "rows of a step without a response, which test_sft_lazy_rows.py raises",
     "data/worker_pool.py result": "the hint of an error in a worker process, which test_prompt_split.py raises",
     "data/start_state_files.py": "files of VAGEN, which test_start_state_files.py reads",
 }
