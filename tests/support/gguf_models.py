@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 from tokenizers import Regex, pre_tokenizers
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX
 
 from quintet.policies.tiny_models import train_tokenizer
+
+with pytest.MonkeyPatch.context() as patch:
+    # OpenCV, which `gguf` imports, changes the variable, and without its value tests start no warm processes
+    patch.setenv("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
+    from gguf import MODEL_ARCH_NAMES, GGUFWriter, get_tensor_name_map
 
 SIZES = {
     "hidden_size": 32,

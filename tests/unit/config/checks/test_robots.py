@@ -66,7 +66,7 @@ def test_what_no_robot_reads_is_refused_rather_than_ignored() -> None:
         "training.shuffle_start_states": "false",
         "reference.path": "DIRECTORY",
         "critic.path": "DIRECTORY",
-        "actor.balance_ranks": "true",
+        "actor.balance_ranks": "false",
     }
     found = problems(*GRPO, *(f"{key}={value}" for key, value in changes.items()))
     assert set(found) == set(changes)
