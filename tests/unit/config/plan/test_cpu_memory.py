@@ -98,10 +98,11 @@ def test_checkpoints_are_written_from_copies_that_stay(
 
 
 def test_an_engine_is_planned_with_the_requests_that_there_are(tmp_path: Path) -> None:
-    """64 episodes of a step, and no validation; 4 bytes of 2 · 24 · 2 · 64 numbers a token, 1.5 slots each."""
+    """64 episodes of a step, and no validation; 4 bytes of 2 · 24 · 2 · 64 numbers a token. 34 blocks of 16 tokens hold
+    the 536 of an episode; one more is a copy of a block that it shares."""
     words = ("training.groups_per_step=4", "training.samples_per_group=16", "validation.before_training=false")
     plan = on_cpu(tmp_path, *words, "validation.every_steps=-1")
-    assert plan.active["rollout"].cache == 64 * int(1.5 * 536 * 4 * 2 * 24 * 2 * 64)
+    assert plan.active["rollout"].cache == 64 * 35 * 16 * 4 * 2 * 24 * 2 * 64
     validated = on_cpu(tmp_path, *words, "validation.episodes=100")
     assert validated.active["rollout"].cache == plan.active["rollout"].cache // 64 * 100
 
