@@ -65,11 +65,11 @@ class Bandit(Env):
         return f"{self._best} is the better arm"
 
 
-def text_image(text: str, width: int = 480) -> np.ndarray:
+def text_image(text: str) -> np.ndarray:
     """Return the text as an image, RGB `uint8[height, width, 3]`."""
     font = ImageFont.load_default(16)
     lines = [line[start : start + 56] for line in text.splitlines() or [""] for start in range(0, len(line) or 1, 56)]
-    image = Image.new("RGB", (width, 12 + 20 * len(lines)), (255, 255, 255))
+    image = Image.new("RGB", (480, 12 + 20 * len(lines)), (255, 255, 255))
     draw = ImageDraw.Draw(image)
     for number, line in enumerate(lines):
         draw.text((6, 6 + 20 * number), line, fill=(20, 20, 20), font=font)

@@ -11,15 +11,13 @@ import json
 import random
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
-from quintet.config.native.envs import ENVS, EnvConfig
+from quintet.config.native.envs import ENVS
 from quintet.envs.env import Env
-from quintet.envs.factory import env_factory
+from quintet.envs.factory import env_adapter, env_factory
 from quintet.envs.validation import (
     observation_message,
     step_message,
@@ -28,21 +26,15 @@ from quintet.envs.validation import (
     validate_observation,
 )
 from quintet.envs.vector_env import close_env, episode_actions, execute_actions, failure_from_error
-from quintet.records import Failure
 from quintet.sandbox.sandboxed_process import serve
 from quintet.sandbox.seccomp import limit_resources
 
 Message = Mapping[str, Any]
 
 
-@cache
-def _config_adapter() -> TypeAdapter[EnvConfig]:
-    return TypeAdapter(EnvConfig)
-
-
 def preload() -> None:
     """Load before forking everything that is slow to load."""
-    _config_adapter()
+    env_adapter()
     # searches the installed packages for entry points
     list(ENVS)
 
@@ -55,8 +47,7 @@ def work(connection: socket.socket, setup: Message) -> None:
 def _prepare(setup: Message) -> Callable[[], Env]:
     if setup["memory_bytes"] is not None:
         limit_resources(setup["memory_bytes"])
-    config: EnvConfig = _config_adapter().validate_json(json.dumps(setup["env"]))
-    return env_factory(config)
+    return env_factory(env_adapter().validate_json(json.dumps(setup["env"])))
 
 
 class _EpisodeEnv:
@@ -78,8 +69,8 @@ class _EpisodeEnv:
                 self._close()
                 yield {"closed": True}
         except (Exception, SystemExit) as error:  # noqa: BLE001 - any error of an env is recorded as data
-            yield {"failure": _failure_message(failure_from_error(self._where, error))}
-            return
+            failure = failure_from_error(self._where, error)
+            yield {"failure": {"where": failure.where, "kind": failure.error_type, "message": failure.message}}
 
     def _start(self, seed: int) -> Message:
         # the global generators are equal in all processes forked from one
@@ -105,7 +96,3 @@ class _EpisodeEnv:
         if self._env is not None:
             close_env(self._env)
             self._env = None
-
-
-def _failure_message(failure: Failure) -> Message:
-    return {"where": failure.where, "kind": failure.error_type, "message": failure.message}

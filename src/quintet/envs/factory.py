@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from typing import cast
+
+from pydantic import TypeAdapter
 
 from quintet.config.native.envs import ENVS, CustomEnvConfig, EnvConfig, InteractiveEnvSection
 from quintet.config.native.rollout import RolloutConfig
@@ -12,6 +15,12 @@ from quintet.envs.custom_env import load_custom_env
 from quintet.envs.env import Env
 from quintet.envs.vector_env import LocalVectorEnv, VectorEnv
 from quintet.errors import ConfigError
+
+
+@cache
+def env_adapter() -> TypeAdapter[EnvConfig]:
+    """Return what validates the configuration of an env; it is slow to build."""
+    return TypeAdapter(EnvConfig)
 
 
 def build_env(config: EnvConfig) -> Env:

@@ -82,11 +82,11 @@ def _moved(boxes: int, player: int, delta: int, floor: int) -> tuple[int, int]:
     return boxes, player + delta
 
 
-def solve(level: Level, limit: int = SEARCH_LIMIT) -> list[str] | None:
+def solve(level: Level) -> list[str] | None:
     """Return a shortest solution as action words, by breadth-first search over bit-packed states.
 
-    None if there is no solution within `limit` states. States with a box on a cell from which no target can be reached
-    are pruned, which changes no solution.
+    None if there is no solution within `SEARCH_LIMIT` states. States with a box on a cell from which no target can be
+    reached are pruned, which changes no solution.
     """
     deltas = level.deltas
     dead_cells = ~_live_cells(level)
@@ -95,7 +95,7 @@ def solve(level: Level, limit: int = SEARCH_LIMIT) -> list[str] | None:
         return None
     predecessor: dict[tuple[int, int], tuple[tuple[int, int], str] | None] = {start: None}
     queue = deque([start])
-    while queue and len(predecessor) < limit:
+    while queue and len(predecessor) < SEARCH_LIMIT:
         state = queue.popleft()
         if state[0] == level.targets:
             return _path(predecessor, state)

@@ -54,12 +54,12 @@ def decode_payload(data: bytes, form: Format) -> Any:
         raise ValueError(f"no valid {form}: {error}") from error
 
 
-def join_payloads(name: str, items: Sequence[bytes], form: Format) -> bytes:
-    """Return the body `{name: [item, …]}` of encoded items."""
+def join_results(items: Sequence[bytes], form: Format) -> bytes:
+    """Return the body `{"results": [item, …]}` of encoded items."""
     if form == JSON:
-        return b'{"%s":[%s]}' % (name.encode(), b",".join(items))
+        return b'{"results":[%s]}' % b",".join(items)
     packer = _msgpack().Packer()
-    head: bytes = packer.pack_map_header(1) + packer.pack(name) + packer.pack_array_header(len(items))
+    head: bytes = packer.pack_map_header(1) + packer.pack("results") + packer.pack_array_header(len(items))
     return head + b"".join(items)
 
 

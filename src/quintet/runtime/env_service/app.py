@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from quintet import __version__
-from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, decode_payload, join_payloads
+from quintet.envs.service.payload import CONTENT_TYPES, JSON, MSGPACK, Format, decode_payload, join_results
 from quintet.runtime.env_service.json_route import FastJsonRoute
 from quintet.runtime.env_service.schema import (
     MAX_SEPARATORS,
@@ -26,9 +26,9 @@ from quintet.runtime.env_service.schema import (
     StepBody,
 )
 from quintet.runtime.env_service.served_envs import ServedEnvs
-from quintet.runtime.env_service.sessions import CLIENT, Call, Session, SessionLimits, SessionTable
+from quintet.runtime.env_service.sessions import CLIENT, Session, SessionLimits, SessionTable
 from quintet.runtime.env_service.vagen_routes import vagen_router
-from quintet.runtime.env_service.worker_pool import WorkerPool, check_platform
+from quintet.runtime.env_service.worker_pool import Call, WorkerPool, check_platform
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.http_service.limits import check_separators
@@ -228,7 +228,7 @@ def _form(accept: str) -> Format:
 
 
 def _results(results: Sequence[bytes], form: Format) -> Response:
-    return PiecewiseResponse(join_payloads("results", results, form), media_type=CONTENT_TYPES[form])
+    return PiecewiseResponse(join_results(results, form), media_type=CONTENT_TYPES[form])
 
 
 SHUTDOWN_SECONDS = 5

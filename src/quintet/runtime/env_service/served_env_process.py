@@ -20,12 +20,11 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from quintet.config.native.envs import ENVS, EnvConfig
 from quintet.envs.env import Env
 from quintet.envs.event_messages import event_message
-from quintet.envs.factory import env_factory
+from quintet.envs.factory import env_adapter, env_factory
 from quintet.envs.service.payload import Format, encode_payload, image_message, value_from_message
 from quintet.envs.simulators.robot_process_main import StageSimulators, simulator_config
 from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeFailed, EpisodeStarted, LocalVectorEnv
@@ -46,7 +45,7 @@ UNKNOWN = {"lost": "the server has no such environment; it was closed, timed out
 
 def preload() -> None:
     """Load before forking everything that is slow to load."""
-    TypeAdapter(EnvConfig)
+    env_adapter()
     list(ENVS)
 
 
@@ -95,8 +94,7 @@ class _Output:
 
 @lru_cache(maxsize=64)
 def _parse_config(config: str) -> EnvConfig:
-    adapter: TypeAdapter[EnvConfig] = TypeAdapter(EnvConfig)
-    return adapter.validate_json(config)
+    return env_adapter().validate_json(config)
 
 
 @lru_cache(maxsize=64)

@@ -8,10 +8,11 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from quintet.config.native.envs import ENVS, EnvConfig, InteractiveEnvSection, SimulatorConfig
+from quintet.config.native.envs import ENVS, InteractiveEnvSection, SimulatorConfig
 from quintet.envs.custom_env import load_env_class
+from quintet.envs.factory import env_adapter
 from quintet.envs.simulators.registry import SIMULATORS, is_simulator_class, load_simulator, simulator_module
 from quintet.errors import ConfigError, did_you_mean
 from quintet.registry import load_user_object
@@ -82,10 +83,9 @@ class ServedEnvs:
             processes = 0
         elif ":" in name:
             values |= {"name": "custom", "path": name}
-        adapter: TypeAdapter[EnvConfig] = TypeAdapter(EnvConfig)
         values = {"name": name} | values | {"processes": processes, "service": None}
         try:
-            config = adapter.validate_json(json.dumps(values))
+            config = env_adapter().validate_json(json.dumps(values))
         except ValidationError as error:
             problems = "; ".join(
                 f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}"

@@ -6,14 +6,14 @@ import asyncio
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
 from quintet.envs.service.payload import Format, encode_payload
 from quintet.runtime.env_service.served_env_process import UNKNOWN
-from quintet.runtime.env_service.worker_pool import Batch, EnvRequest, EnvWorker, WorkerPool
+from quintet.runtime.env_service.worker_pool import Batch, Call, EnvWorker, WorkerPool
 from quintet.runtime.http_service.request_error import RequestError
 
 CLIENT: ContextVar[str] = ContextVar("client", default="")
@@ -40,17 +40,6 @@ class SessionLimits:
     """Maximum size of the results of an exchange."""
     max_stored_bytes: int = 1 << 30
     """Maximum size of the results of all sessions that are stored in case that a client repeats its last exchange."""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """A call of an env by its name in the session: a method of the worker and its arguments."""
-
-    env: str
-    method: str
-    arguments: Sequence[Any] = ()
-    config: str | None = None
-    """Configuration of the env, for methods that create it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,8 +81,8 @@ class Session:
 class SessionTable:
     """All sessions of a server, and the placement of their environments on worker processes."""
 
-    def __init__(self, pool: WorkerPool, limits: SessionLimits, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pool, self.limits, self._clock = pool, limits, clock
+    def __init__(self, pool: WorkerPool, limits: SessionLimits) -> None:
+        self._pool, self.limits = pool, limits
         self._sessions: dict[str, Session] = {}
         self._num_created = 0
         self._num_envs: Counter[str] = Counter()
@@ -121,7 +110,7 @@ class SessionTable:
         if len(self._sessions) >= _of_all_clients(maximum):
             message = f"the server has its maximum of {_of_all_clients(maximum)} sessions: try again later"
             raise RequestError(message, status=503, kind="server_error", code="overloaded")
-        session = Session(secrets.token_urlsafe(24), config, client, used_at=self._clock())
+        session = Session(secrets.token_urlsafe(24), config, client, used_at=time.monotonic())
         self._sessions[session.id] = session
         return session
 
@@ -134,7 +123,7 @@ class SessionTable:
         session = self._sessions.get(session_id)
         if session is None:
             raise RequestError("no such session: it was closed or timed out", status=404, code="no_session")
-        session.used_at = self._clock()
+        session.used_at = time.monotonic()
         return session
 
     def close(self, session_id: str) -> None:
@@ -145,7 +134,7 @@ class SessionTable:
 
     def close_idle(self) -> None:
         """Close the sessions whose clients have sent nothing for too long."""
-        oldest = self._clock() - self.limits.idle_seconds
+        oldest = time.monotonic() - self.limits.idle_seconds
         for session in [
             candidate
             for candidate in self._sessions.values()
@@ -155,11 +144,11 @@ class SessionTable:
             self._discard(session)
 
     def _discard(self, session: Session) -> None:
-        closes: dict[tuple[EnvWorker, str], list[EnvRequest]] = {}
+        closes: dict[tuple[EnvWorker, str], list[tuple[int, Call]]] = {}
         for env in list(session.envs):
             placed = session.envs[env]
             if self._is_alive(placed):
-                closes.setdefault((placed.worker, placed.client), []).append(EnvRequest(placed.number, "close"))
+                closes.setdefault((placed.worker, placed.client), []).append((placed.number, Call(env, "close")))
             self._remove(session, env)
         for (worker, client), requests in closes.items():
             worker.execute((client, session.id), requests, "json", self.limits.max_response_bytes)
@@ -209,18 +198,18 @@ class SessionTable:
         finally:
             session.running[client] -= 1
             session.running += Counter()  # drops clients without exchanges
-            session.used_at = self._clock()
+            session.used_at = time.monotonic()
 
     async def _execute(self, session: Session, calls: Sequence[Call], form: Format) -> list[bytes]:
         await self._pool.wait_for_worker()
         results: list[bytes | None] = [None] * len(calls)
-        requests: dict[tuple[EnvWorker, str], list[tuple[int, EnvRequest]]] = {}
+        requests: dict[tuple[EnvWorker, str], list[tuple[int, tuple[int, Call]]]] = {}
         for index, call in enumerate(calls):
             placed, error = self._placed(session, call)
             if placed is None:
                 results[index] = encode_payload(error, form)
             else:
-                request = EnvRequest(placed.number, call.method, call.arguments, call.config)
+                request = placed.number, call
                 requests.setdefault((placed.worker, placed.client), []).append((index, request))
                 if call.method == "close":
                     self._remove(session, call.env)

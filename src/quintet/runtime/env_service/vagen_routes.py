@@ -18,7 +18,8 @@ from quintet.errors import ConfigError
 from quintet.runtime.env_service.json_route import FastJsonRoute
 from quintet.runtime.env_service.schema import MAX_CONFIG_BYTES, MAX_DEPTH, MAX_REQUESTS, EnvName, StartSeed
 from quintet.runtime.env_service.served_envs import ServedEnvs
-from quintet.runtime.env_service.sessions import Call, SessionTable
+from quintet.runtime.env_service.sessions import SessionTable
+from quintet.runtime.env_service.worker_pool import Call
 from quintet.runtime.http_service.body_model import at_most
 from quintet.runtime.http_service.limits import check_depth
 from quintet.runtime.http_service.request_error import RequestError

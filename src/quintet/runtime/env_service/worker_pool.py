@@ -30,14 +30,14 @@ MAX_FAST_DEATHS = 5
 
 
 @dataclass(frozen=True, slots=True)
-class EnvRequest:
-    """A call of an env by its number: a method of the worker process, its arguments, and the configuration of a new
-    env."""
+class Call:
+    """A call of an env by its name in the session: a method of the worker and its arguments."""
 
-    number: int
+    env: str
     method: str
     arguments: Sequence[Any] = ()
     config: str | None = None
+    """Configuration of the env, for methods that create it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -81,18 +81,20 @@ class EnvWorker(WorkerProcess):
         """Number of requests that the process has executed."""
         return int(PROGRESS.unpack_from(self._progress)[0])
 
-    def execute(self, turn: tuple[str, str], requests: Sequence[EnvRequest], form: Format, max_bytes: int) -> Batch:
-        """Send requests of a client and its session, whose `turn` it must be; the batch gets their results, of at most
-        `max_bytes` together."""
-        batch = Batch(form, [request.method for request in requests])
+    def execute(
+        self, turn: tuple[str, str], requests: Sequence[tuple[int, Call]], form: Format, max_bytes: int
+    ) -> Batch:
+        """Send calls of a client and its session, each with the number of its env; it must be their `turn`. The batch
+        gets their results, of at most `max_bytes` together."""
+        batch = Batch(form, [call.method for _, call in requests])
         if not self._batches:
             self._progress_at = time.monotonic()
         self._num_batches += 1
         self._batches[self._num_batches] = batch
         # environments of a session have the same configuration, which is sent once
-        configs = list(dict.fromkeys(request.config for request in requests))
+        configs = list(dict.fromkeys(call.config for _, call in requests))
         index = {config: number for number, config in enumerate(configs)}
-        calls = [[request.number, request.method, index[request.config], *request.arguments] for request in requests]
+        calls = [[number, call.method, index[call.config], *call.arguments] for number, call in requests]
         message = {"configs": configs, "requests": calls, "format": form, "max_bytes": max_bytes}
         body = json.dumps(message).encode()
         self.pool.send(self, HEAD.pack(len(body), self._num_batches, *map(hash, turn)) + body)
