@@ -48,7 +48,7 @@ def measure_rank(policy: Path) -> None:
     from quintet.config.compose import load_experiment
     from quintet.config.torchrun import current_rank
     from quintet.rollout.engines.restarting_engine import RestartingEngine
-    from quintet.runtime.calls.listener import listen_at
+    from quintet.runtime.calls.listener import WorkerListener
     from quintet.runtime.calls.run_secret import RunSecret
     from quintet.runtime.controller import Controller
     from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer
@@ -67,7 +67,10 @@ def measure_rank(policy: Path) -> None:
     words.append(f"placement.devices_per_node={rank.size}")
     limits = [f"rollout.max_prompt_tokens={PROMPT}", f"rollout.max_response_tokens={RESPONSE}"]
     config = load_experiment(None, [*words, *limits]).experiment
-    controller = Controller.on_ranks(ranks, listen_at(ranks, secret))
+    others_by_rank = {process.rank: process.components for process in ranks.processes[1:]}
+    listener = WorkerListener(ranks.address, others_by_rank, ranks.processes[0].fingerprint, 60.0, secret=secret)
+    listener.publish(ranks.shared_store)
+    controller = Controller.on_ranks(ranks, listener)
     learners = controller.build_learners(config, policy)
     tokenizer = load_checked_tokenizer(config, policy, learners.actor.model.config.vocab_size)
     remote = controller.build_remote_engines(config, policy, learners)

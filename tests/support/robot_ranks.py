@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rank_listener import listen_at
 from robot_policies import observe, robot_experiment
 
 from quintet.config.native.experiment import Experiment
@@ -20,7 +21,6 @@ from quintet.config.torchrun import current_rank
 from quintet.embodied_records import ActionSampling, ChunkBatch
 from quintet.policies.vla.build import create_action_preset, load_action_policy
 from quintet.runtime.calls.code_check import AllowedCode
-from quintet.runtime.calls.listener import listen_at
 from quintet.runtime.calls.remote_interface import RobotLearner
 from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.controller import Controller

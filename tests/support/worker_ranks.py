@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rank_listener import listen_at
 
 from quintet.algorithms.aggregation import Aggregation
 from quintet.algorithms.objective import CriticObjective, CrossEntropyObjective, PolicyObjective
@@ -21,7 +22,6 @@ from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import current_rank
 from quintet.records import Batch, Generation, Request
 from quintet.rollout.engines.restarting_engine import RestartingEngine
-from quintet.runtime.calls.listener import listen_at
 from quintet.runtime.calls.run_secret import RunSecret
 from quintet.runtime.controller import Controller
 from quintet.runtime.engines.engine_builders import engine_builder, load_checked_tokenizer

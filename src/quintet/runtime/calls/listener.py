@@ -25,7 +25,7 @@ from quintet.runtime.calls.connection import Role, WorkerConnection
 from quintet.runtime.calls.handshake import Address, WorkerHello, receive_hello
 from quintet.runtime.calls.messages import MessageSocket
 from quintet.runtime.calls.run_secret import RunSecret
-from quintet.training.parallel.rendezvous import LostRank, Rendezvous
+from quintet.training.parallel.rendezvous import LostRank
 
 MAX_HANDSHAKES = 64
 """Connections that have not said who they are; the oldest is closed for another one."""
@@ -335,12 +335,3 @@ def _shut_down(connected: socket.socket) -> None:
     """End a connection, so that the thread that reads it stops."""
     with suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)
-
-
-def listen_at(rendezvous: Rendezvous, secret: RunSecret, lost_seconds: float = 60.0) -> WorkerListener:
-    """Listen for the other ranks of a rendezvous, and publish the address in its store."""
-    ranks = {process.rank: process.components for process in rendezvous.processes[1:]}
-    fingerprint = rendezvous.processes[0].fingerprint
-    listener = WorkerListener(rendezvous.address, ranks, fingerprint, lost_seconds, secret=secret)
-    listener.publish(rendezvous.shared_store)
-    return listener

@@ -226,19 +226,7 @@ def build_reference(config: Experiment, actor: Learner, policy: Path, ranks: Ran
         model = copy.deepcopy(model)
     if reference.dtype is not None:
         cast_weights(model, learner_dtype(config, "reference"))
-    mesh = build_device_mesh(config, "reference", ranks)
-    strategy = _parallelize(config, "reference", PolicyModule(model.requires_grad_(requires_grad=False)), mesh)
-    return PolicyScorer(
-        model,
-        LearnerSetup(
-            budget=budget,
-            dtype=autocast_dtype(config, "reference"),
-            temperature=config.rollout.temperature,
-            ranks=mesh.data,
-            strategy=strategy,
-            offload=Offload.from_config(reference.memory, strategy.module, "reference"),
-        ),
-    )
+    return _build_scorer(config, "reference", model, build_device_mesh(config, "reference", ranks), budget)
 
 
 def build_policy_scorer(config: Experiment, policy: Path, ranks: RankGroup = SINGLE_RANK) -> PolicyScorer:
@@ -246,18 +234,26 @@ def build_policy_scorer(config: Experiment, policy: Path, ranks: RankGroup = SIN
     `policy`. It has no adapters: the actor's weights contain them."""
     model = load_model(policy, trust_remote_code=config.policy.trust_remote_code, overrides=config.policy.overrides)
     mesh = build_device_mesh(config, "actor", ranks)
-    strategy = _parallelize(config, "actor", PolicyModule(model.requires_grad_(requires_grad=False)), mesh)
+    num_balanced = _ranks_to_balance(config, mesh)
+    budget = MicroBatchBudget.from_config(config.actor.inference_budget, config.training, num_balanced)
+    return _build_scorer(config, "actor", model, mesh, budget)
+
+
+def _build_scorer(
+    config: Experiment, name: str, model: PreTrainedModel, mesh: LearnerMesh, budget: MicroBatchBudget
+) -> PolicyScorer:
+    """Freeze a policy, and build its scorer with the settings of the learner called `name`."""
+    learner: LearnerConfig = getattr(config, name)
+    strategy = _parallelize(config, name, PolicyModule(model.requires_grad_(requires_grad=False)), mesh)
     return PolicyScorer(
         model,
         LearnerSetup(
-            budget=MicroBatchBudget.from_config(
-                config.actor.inference_budget, config.training, _ranks_to_balance(config, mesh)
-            ),
-            dtype=autocast_dtype(config, "actor"),
+            budget=budget,
+            dtype=autocast_dtype(config, name),
             temperature=config.rollout.temperature,
             ranks=mesh.data,
             strategy=strategy,
-            offload=Offload.from_config(config.actor.memory, strategy.module, "actor"),
+            offload=Offload.from_config(learner.memory, strategy.module, name),
         ),
     )
 
@@ -283,6 +279,10 @@ def _freeze(config: Experiment, model: PreTrainedModel) -> None:
 class TorchBackend:
     """`LearnerBackend` on torch: replicated, FSDP1 or FSDP2."""
 
+    build_critic = staticmethod(build_critic)
+    build_reference = staticmethod(build_reference)
+    build_policy_scorer = staticmethod(build_policy_scorer)
+
     def build_actor(
         self, config: Experiment, policy: Path, optimizer: OptimizerConfig, ranks: RankGroup
     ) -> ActorLearner:
@@ -307,12 +307,3 @@ class TorchBackend:
             model.to(compute_device())
             apply_liger_kernels(model, "sft.liger")
         return build_sft_actor(config, sft, model, ranks)
-
-    def build_critic(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> CriticLearner:
-        return build_critic(config, actor, policy, ranks)
-
-    def build_reference(self, config: Experiment, actor: Learner, policy: Path, ranks: RankGroup) -> PolicyScorer:
-        return build_reference(config, actor, policy, ranks)
-
-    def build_policy_scorer(self, config: Experiment, policy: Path, ranks: RankGroup) -> PolicyScorer:
-        return build_policy_scorer(config, policy, ranks)
