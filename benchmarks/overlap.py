@@ -39,6 +39,7 @@ from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.weight_source import TensorWeights
 from quintet.rollout.episode import Episode
+from quintet.rollout.episode_limits import EpisodeRules
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.runtime.engines.engine_group import RoutedEngines
 from quintet.runtime.engines.free_running_engines import FreeRunningEngines
@@ -80,7 +81,7 @@ def measure_controller(num_engines: int, num_episodes: int) -> dict[str, Any]:
 
     engines = FreeRunningEngines([RestartingEngine(build, None) for _ in range(num_engines)])
     config = RolloutConfig(max_turns=TURNS, window_size=None, max_prompt_tokens=1 << 20, max_response_tokens=1024)
-    loop = AgentLoop(engines, chat, SleepingEnvs(ENV_SECONDS), config, "frozenlake")
+    loop = AgentLoop(engines, chat, SleepingEnvs(ENV_SECONDS), [EpisodeRules("frozenlake", config)])
     episodes = [Episode(number // GROUP, number // GROUP, number % GROUP) for number in range(num_episodes)]
     for seed in {each.sampling_seed(SAMPLING, turn) for each in episodes for turn in range(TURNS)}:
         response(seed)  # before the clock starts: real engines sample them elsewhere
@@ -131,7 +132,7 @@ def run_steps(chat: ChatFormat, response: Callable[[Request], tuple[int, ...]], 
     rollout = {"async_ratio": ratio, "partial": bool(ratio), "max_turns": 1, "max_response_tokens": 1000}
     training = {"groups_per_step": GROUPS, "samples_per_group": SAMPLES}
     config = Experiment.model_validate({"rollout": rollout, "training": training})
-    loop = AgentLoop(engines, chat, SleepingEnvs(0.0), config.rollout, "frozenlake")
+    loop = AgentLoop(engines, chat, SleepingEnvs(0.0), [EpisodeRules("frozenlake", config.rollout)])
     numbers = count()
     starts: Any = SimpleNamespace(take=lambda size: [next(numbers) for _ in range(size)], state=dict)
     background = BackgroundRollout(loop, starts, config) if ratio else None

@@ -186,17 +186,21 @@ def episodes(engine: Engine, directory: str) -> Callable[[int], dict[str, float]
     """Return a job: FrozenLake episodes in the agent loop."""
     from quintet.config.native.envs import FrozenLakeConfig
     from quintet.config.native.rollout import RolloutConfig
-    from quintet.envs.factory import build_env
+    from quintet.envs.factory import env_factory
+    from quintet.envs.vector_env import LocalVectorEnv
     from quintet.policies.model_loading import load_tokenizer
     from quintet.rollout.agent_loop import AgentLoop
     from quintet.rollout.chat.chat_format import ChatFormat
     from quintet.rollout.episode import Episode
+    from quintet.rollout.episode_limits import EpisodeRules
     from quintet.rollout.sampling_params import SamplingParams
 
     chat = ChatFormat(load_tokenizer(directory))
 
     def job(number: int) -> dict[str, float]:
-        loop = AgentLoop(engine, chat, lambda: build_env(FrozenLakeConfig()), RolloutConfig(), "frozenlake")
+        loop = AgentLoop(
+            engine, chat, LocalVectorEnv(env_factory(FrozenLakeConfig())), [EpisodeRules("frozenlake", RolloutConfig())]
+        )
         started = time.perf_counter()
         asked = [Episode(1000 * number + i // 16, i // 16, i % 16) for i in range(EPISODES)]
         played = list(loop.collect_rollouts(asked, SamplingParams(1.0, 0, 1.0, number)))

@@ -266,7 +266,7 @@ class _Evaluator:
         # failures are part of the results and do not end an evaluation
         rules = [rules.tolerating_failures() for rules in build_episode_rules(config)]
         chat = ChatFormat.from_config(config.rollout, policy.tokenizer, policy.stop_token_ids, policy.images)
-        episodes = AgentLoop.with_rules(engine, chat, build_run_envs(config), rules)
+        episodes = AgentLoop(engine, chat, build_run_envs(config), rules)
         tokenizer = policy.tokenizer if endpoint is None else None
         return cls(episodes, starts, sampling, engine, validation_prompts(config, len(starts)), tokenizer)
 

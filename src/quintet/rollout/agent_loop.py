@@ -5,17 +5,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from typing import Self
 
 from quintet import trace
-from quintet.config.native.experiment import Experiment
 from quintet.config.native.rollout import RolloutConfig
-from quintet.envs.env import Env
 from quintet.envs.start_states import env_index
-from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, LocalVectorEnv, VectorEnv
+from quintet.envs.vector_env import ActionsExecuted, EnvEvent, EpisodeStarted, VectorEnv
 from quintet.records import (
     Failure,
     FinishReason,
@@ -31,8 +28,8 @@ from quintet.rewards.state_reward import StateRewards
 from quintet.rollout.chat.chat_format import ChatFormat, Dialogue, PromptChange
 from quintet.rollout.chat.response_parser import ParsedResponse, ResponseFormat
 from quintet.rollout.engines.engine import RequestEngine
-from quintet.rollout.episode import EMPTY, LOST, NO_RELATIONS, UNEXPLAINED, Episode, PolicyResponse, RunningEpisode
-from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules, FailureMonitor, build_episode_rules
+from quintet.rollout.episode import LOST, NO_RELATIONS, Episode, PolicyResponse, RunningEpisode, unfinished_outcome
+from quintet.rollout.episode_limits import EpisodeRules, FailureMonitor
 from quintet.rollout.episode_loop import EpisodeLoop
 from quintet.rollout.sampling_params import SamplingParams
 
@@ -46,22 +43,11 @@ class AgentLoop(EpisodeLoop[RunningEpisode]):
     `max_failed_share` failures among the concurrent episodes end the run.
     """
 
-    def __init__(
-        self,
-        engine: RequestEngine,
-        chat: ChatFormat,
-        envs: VectorEnv | Callable[[], Env],
-        config: RolloutConfig,
-        env_name: str,
-        limits: EpisodeLimits | None = None,
-        rules: Sequence[EpisodeRules] = (),
-    ) -> None:
-        """`envs` may be a function that creates an env for this process. With several envs, `rules` has one entry per
-        env and replaces `config`, `env_name` and `limits`."""
+    def __init__(self, engine: RequestEngine, chat: ChatFormat, envs: VectorEnv, rules: Sequence[EpisodeRules]) -> None:
+        """`rules` has one entry per env."""
         super().__init__(engine)
         self.chat = chat
-        self._envs: VectorEnv = LocalVectorEnv(envs) if callable(envs) else envs
-        self._rules = tuple(rules) or (EpisodeRules(env_name, config, limits or EpisodeLimits()),)
+        self._envs, self._rules = envs, tuple(rules)
         self._failures = {r.name: FailureMonitor(r.limits.max_failed_share, r.key) for r in self._rules}
         self._responses = _ResponseCache(chat)
         state_reward = self._rules[0].config.state_reward
@@ -72,18 +58,6 @@ class AgentLoop(EpisodeLoop[RunningEpisode]):
         self.loop_seconds = 0.0
         """Time spent in neither the engine nor envs."""
         self._reported_seconds = {"engine": 0.0, "env": 0.0, "loop": 0.0}
-
-    @classmethod
-    def from_config(cls, engine: RequestEngine, chat: ChatFormat, config: Experiment, envs: VectorEnv) -> Self:
-        """Build the loop of an experiment over its envs."""
-        return cls.with_rules(engine, chat, envs, build_episode_rules(config))
-
-    @classmethod
-    def with_rules(
-        cls, engine: RequestEngine, chat: ChatFormat, envs: VectorEnv, rules: Sequence[EpisodeRules]
-    ) -> Self:
-        """Build a loop over one or several envs, each with its rules."""
-        return cls(engine, chat, envs, rules[0].config, rules[0].name, rules=rules)
 
     @property
     def env_seconds(self) -> float:
@@ -163,22 +137,14 @@ class AgentLoop(EpisodeLoop[RunningEpisode]):
             return
         running.is_generating = False
         running.num_tokens += len(generation.tokens)
-        if generation.finish_reason is FinishReason.FAILED:
-            self._end_mid_turn(running, generation, Outcome.FAILED, generation.failure or UNEXPLAINED)
-        elif generation.finish_reason is FinishReason.ABORT:
-            self._end_mid_turn(running, generation, Outcome.ABORTED)
-        elif not generation.tokens:
-            full = generation.finish_reason is FinishReason.CONTEXT
-            self._end(running, *((Outcome.CONTEXT, None) if full else (Outcome.FAILED, EMPTY)))
-        else:
+        ended = unfinished_outcome(generation)
+        if ended is None:
             self._execute_response(running, generation)
-
-    def _end_mid_turn(
-        self, running: RunningEpisode, generation: Generation, outcome: Outcome, failure: Failure | None = None
-    ) -> None:
-        """End an episode whose response the engine did not finish; the partial response is recorded, not executed."""
-        running.add_turn(PolicyResponse(generation, self.chat.decode(generation.tokens)))
-        self._end(running, outcome, failure)
+            return
+        if generation.finish_reason in (FinishReason.FAILED, FinishReason.ABORT):
+            # the partial response is recorded, not executed
+            running.add_turn(PolicyResponse(generation, self.chat.decode(generation.tokens)))
+        self._end(running, *ended)
 
     def _execute_response(self, running: RunningEpisode, generation: Generation) -> None:
         dialogue, response_format = running.dialogue, running.format

@@ -52,6 +52,18 @@ class Episode:
         return derive_seed(sampling.seed, self.seed, self.sample, turn, *repeated)
 
 
+def unfinished_outcome(generation: Generation) -> tuple[Outcome, Failure | None] | None:
+    """Return how an episode ends whose response the engine did not finish, or that is empty; None if it is complete."""
+    if generation.finish_reason is FinishReason.FAILED:
+        return Outcome.FAILED, generation.failure or UNEXPLAINED
+    if generation.finish_reason is FinishReason.ABORT:
+        return Outcome.ABORTED, None
+    if not generation.tokens:
+        is_full = generation.finish_reason is FinishReason.CONTEXT
+        return (Outcome.CONTEXT, None) if is_full else (Outcome.FAILED, EMPTY)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class PolicyResponse:
     """The policy's response in a turn, with the actions parsed from it."""

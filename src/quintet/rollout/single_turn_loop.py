@@ -25,7 +25,7 @@ from quintet.records import (
 )
 from quintet.rewards.thoughts import opened_thought
 from quintet.rollout.engines.engine import RequestEngine
-from quintet.rollout.episode import EMPTY, LOST, UNEXPLAINED, Episode
+from quintet.rollout.episode import LOST, Episode, unfinished_outcome
 from quintet.rollout.episode_loop import EpisodeLoop
 from quintet.rollout.sampling_params import SamplingParams
 
@@ -199,15 +199,11 @@ class SingleTurnLoop(EpisodeLoop[RunningPrompt]):
             return
         running.generation = generation if generation.tokens else None
         running.text = response_text(self._tokenizer, generation.tokens, running.stop_token_ids)
-        if generation.finish_reason is FinishReason.FAILED:
-            self._end(generation.id, Outcome.FAILED, generation.failure or UNEXPLAINED)
-        elif generation.finish_reason is FinishReason.ABORT:
-            self._end(generation.id, Outcome.ABORTED)
-        elif not generation.tokens:
-            full = generation.finish_reason is FinishReason.CONTEXT
-            self._end(generation.id, *((Outcome.CONTEXT, None) if full else (Outcome.FAILED, EMPTY)))
-        else:
+        ended = unfinished_outcome(generation)
+        if ended is None:
             self._handle_response(generation.id, running, generation)
+        else:
+            self._end(generation.id, *ended)
 
     def _handle_response(self, number: int, running: RunningPrompt, generation: Generation) -> None:
         """Submit a complete response for scoring."""

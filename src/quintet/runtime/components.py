@@ -25,6 +25,7 @@ from quintet.rollout.channel import ChannelCounter
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.restarting_engine import RestartingEngine
+from quintet.rollout.episode_limits import build_episode_rules
 from quintet.rollout.multi_turn_loop import build_prompt_loop
 from quintet.rollout.sampling_params import check_tokens
 from quintet.rollout.single_turn_loop import SingleTurnLoop
@@ -99,7 +100,7 @@ def build_components(
     if chat is not None:
         vector_env: VectorEnv = controller.build_env_hosts(config) or build_run_envs(config)
         engine, vector_env = with_turn_channels(config, engines, vector_env, len(engines.engines))
-        envs = AgentLoop.from_config(engine, chat, config, vector_env)
+        envs = AgentLoop(engine, chat, vector_env, build_episode_rules(config))
     elif prompts is not None:
         envs = _single_turn_loop(config, engines, tokenizer, learners, prompts, policy, controller)
     start_states = prompts or build_start_states(config)

@@ -107,7 +107,7 @@ def play(
 ) -> tuple[list[Trajectory], Script]:
     config = RolloutConfig.model_validate({"max_turns": 5, "window_size": None, "max_prompt_tokens": 900, **options})
     engine = Script(chat, responses)
-    loop = AgentLoop(engine, chat, lambda: make_corridor(), config, "corridor")
+    loop = AgentLoop(engine, chat, LocalVectorEnv(make_corridor), [EpisodeRules("corridor", config)])
     return list(loop.collect_rollouts([Episode(10 + i, i // 2, i % 2) for i in range(episodes)], GREEDY)), engine
 
 
@@ -213,7 +213,7 @@ def test_descriptions_of_the_state_before_and_after_the_actions_are_rewarded(cha
     config = config.model_copy(update={"state_reward": StateRewardConfig.model_validate(scored)})
     scoring = RelationScoring({"target": 1.0}, partial=True)
     rules = EpisodeRules("corridor", config, EpisodeLimits(max_actions=9), relation_scoring=scoring)
-    loop = AgentLoop.with_rules(Script(chat, [at_goal]), chat, LocalVectorEnv(Placed), [rules])
+    loop = AgentLoop(Script(chat, [at_goal]), chat, LocalVectorEnv(Placed), [rules])
     (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
     # the prediction is half right until the last move, by which the goal is reached
     assert [[score.score for score in turn.state_scores] for turn in episode.turns] == [[0.5, 0.5]] * 2 + [[0.5, 1.0]]
@@ -222,7 +222,7 @@ def test_descriptions_of_the_state_before_and_after_the_actions_are_rewarded(cha
     summary = summarize_episodes([episode])
     assert summary["state_reward/worldmodeling/mean"] == pytest.approx(2 / 3)
     assert summary["state_reward/failed"] == 0
-    silent = AgentLoop.with_rules(Script(chat, [at_goal]), chat, LocalVectorEnv(Corridor), [rules])
+    silent = AgentLoop(Script(chat, [at_goal]), chat, LocalVectorEnv(Corridor), [rules])
     (failed,) = silent.collect_rollouts([Episode(1, 0, 0)], GREEDY)
     assert failed.failure is not None
     assert failed.failure.error_type == "NoRelations"
@@ -233,7 +233,7 @@ def test_responses_in_another_form_have_no_state_reward(chat: ChatFormat) -> Non
     rules = EpisodeRules("corridor", config.model_copy(update={"state_reward": StateRewardConfig()}))
     thought = DESCRIBED.format("target right")
     for text in (f"well, {thought}<answer>Right</answer>", f"{thought}<answer>Jump</answer>", "<answer>Right</answer>"):
-        loop = AgentLoop.with_rules(Script(chat, [text]), chat, LocalVectorEnv(Placed), [rules])
+        loop = AgentLoop(Script(chat, [text]), chat, LocalVectorEnv(Placed), [rules])
         (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
         assert episode.turns[0].state_scores == ()
 
@@ -253,7 +253,9 @@ def test_limits_of_an_episode_count_the_tokens_of_images() -> None:
 
     def played(limits: EpisodeLimits = EpisodeLimits(), **options: int) -> Trajectory:  # noqa: B008
         config = RolloutConfig(max_turns=1, **{"max_prompt_tokens": 4096, **options})
-        loop = AgentLoop(Script(chat, ["hm"]), chat, Pictures, config, "corridor", limits)
+        loop = AgentLoop(
+            Script(chat, ["hm"]), chat, LocalVectorEnv(Pictures), [EpisodeRules("corridor", config, limits)]
+        )
         return next(loop.collect_rollouts([Episode(1, 0, 0)], GREEDY))
 
     prompt = played().turns[0].prompt
@@ -267,7 +269,12 @@ def test_limits_of_an_episode_count_the_tokens_of_images() -> None:
 
 def test_a_truncated_response_is_invalid(chat: ChatFormat) -> None:
     config = RolloutConfig(max_turns=1)
-    loop = AgentLoop(Script(chat, [RIGHT], FinishReason.LENGTH), chat, make_corridor, config, "corridor")
+    loop = AgentLoop(
+        Script(chat, [RIGHT], FinishReason.LENGTH),
+        chat,
+        LocalVectorEnv(make_corridor),
+        [EpisodeRules("corridor", config)],
+    )
     (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
     assert not episode.turns[0].valid_format
 
@@ -278,7 +285,9 @@ def test_a_truncated_response_ends_the_episode_only_if_that_is_configured(
     chat: ChatFormat, ends: bool, turns: int, reason: FinishReason
 ) -> None:
     config = RolloutConfig(max_turns=3, response_format="anywhere", truncation_ends_episode=ends)
-    loop = AgentLoop(Script(chat, [RIGHT], reason), chat, make_corridor, config, "corridor")
+    loop = AgentLoop(
+        Script(chat, [RIGHT], reason), chat, LocalVectorEnv(make_corridor), [EpisodeRules("corridor", config)]
+    )
     (episode,) = loop.collect_rollouts([Episode(1, 0, 0)], GREEDY)
     assert [turn.actions for turn in episode.turns] == [("Right",)] * turns
     assert episode.outcome is (Outcome.MAX_TOKENS if ends else Outcome.SUCCESS)
@@ -367,7 +376,9 @@ class Toll(Corridor):
 @pytest.mark.parametrize(("binary", "rewards"), [(False, [-0.1, -1.0, -1.0, 9.0]), (True, [0.0, 0.0, 0.0, 1.0])])
 def test_binary_reward_ignores_env_rewards_and_penalties(chat: ChatFormat, binary: bool, rewards: list[float]) -> None:
     config = RolloutConfig(max_turns=5, window_size=None, max_prompt_tokens=900, binary_reward=binary)
-    loop = AgentLoop(Script(chat, ["nonsense", RIGHT, RIGHT, RIGHT]), chat, Toll, config, "corridor")
+    loop = AgentLoop(
+        Script(chat, ["nonsense", RIGHT, RIGHT, RIGHT]), chat, LocalVectorEnv(Toll), [EpisodeRules("corridor", config)]
+    )
     (episode,) = loop.collect_rollouts([Episode(10, 0, 0)], GREEDY)
     assert [turn.reward for turn in episode.turns] == rewards
 

@@ -14,13 +14,14 @@ from quintet.config.native.envs import CustomEnvConfig, EnvProcessesConfig, Froz
 from quintet.config.native.rollout import RolloutConfig
 from quintet.envs.factory import build_vector_env
 from quintet.envs.mixed_env import build_run_envs
+from quintet.envs.vector_env import LocalVectorEnv
 from quintet.errors import MachineError
 from quintet.policies.model_loading import load_model, load_tokenizer
 from quintet.records import Failure, FinishReason, Generation, Observation, Outcome, Request, Step, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.episode import Episode
-from quintet.rollout.episode_limits import EpisodeLimits
+from quintet.rollout.episode_limits import EpisodeLimits, EpisodeRules, build_episode_rules
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.seeds import derive_seed
 from quintet.tracking.metrics import describe
@@ -124,7 +125,9 @@ def build_loop(
 ) -> tuple[AgentLoop, Desk]:
     config = RolloutConfig.model_validate({"max_turns": 5, "window_size": None, "max_prompt_tokens": 900, **options})
     engine = Desk(reply)
-    return AgentLoop(engine, chat, Walk, config, "walk", limits), engine
+    return AgentLoop(
+        engine, chat, LocalVectorEnv(Walk), [EpisodeRules("walk", config, limits or EpisodeLimits())]
+    ), engine
 
 
 def episodes(count: int, first: int = 100) -> list[Episode]:
@@ -416,7 +419,7 @@ def test_a_slow_env_does_not_delay_other_episodes(chat: ChatFormat, file: Path, 
     envs = build_vector_env(config)
     rollout = RolloutConfig(max_turns=5, window_size=None, max_prompt_tokens=900)
     engine = Desk(scripted_reply(chat, "Go"))
-    loop = AgentLoop(engine, chat, envs, rollout, "slow")
+    loop = AgentLoop(engine, chat, envs, [EpisodeRules("slow", rollout)])
     seeds: list[int] = []
     for episode in loop.collect_rollouts([Episode(7, 0, 0), Episode(8, 1, 0), Episode(9, 2, 0)], GREEDY):
         seeds.append(episode.seed)
@@ -438,7 +441,7 @@ def test_episodes_are_equal_with_envs_in_subprocesses(chat: ChatFormat) -> None:
     for processes in (None, EnvProcessesConfig(max_processes=5)):
         env = FrozenLakeConfig(slippery=True, processes=processes)
         rollout = RolloutConfig(max_turns=6, max_actions_per_turn=2, max_prompt_tokens=900)
-        loop = AgentLoop(Desk(reply), chat, build_vector_env(env), rollout, env.name)
+        loop = AgentLoop(Desk(reply), chat, build_vector_env(env), [EpisodeRules(env.name, rollout)])
         played.append(by_place(list(loop.collect_rollouts(episodes(12), SAMPLED))))
         loop.close()
     assert played[0] == played[1]
@@ -461,7 +464,9 @@ def test_rollouts_continue_while_a_user_defined_env_fails(policy_directory: Path
         detokenize=lambda tokens: str(tokenizer.decode(list(tokens))),
         options=config.rollout.engine_options,
     )
-    loop = AgentLoop.from_config(ENGINES.get("hf").load()(setup), ChatFormat(tokenizer), config, build_run_envs(config))
+    loop = AgentLoop(
+        ENGINES.get("hf").load()(setup), ChatFormat(tokenizer), build_run_envs(config), build_episode_rules(config)
+    )
     played = list(loop.collect_rollouts([Episode(seed, seed, 0) for seed in range(1, 13)], SAMPLED))
     loop.close()
     metrics = summarize_episodes(played)
@@ -470,7 +475,7 @@ def test_rollouts_continue_while_a_user_defined_env_fails(policy_directory: Path
     assert all(episode.turns for episode in played if not episode.failure)
     with pytest.raises(MachineError, match=r"env.max_failed_share \(now 0.5\)"):
         list(
-            AgentLoop.from_config(loop._engine, ChatFormat(tokenizer), config, build_run_envs(config)).collect_rollouts(
-                [Episode(4, 0, 0)], SAMPLED
-            )
+            AgentLoop(
+                loop._engine, ChatFormat(tokenizer), build_run_envs(config), build_episode_rules(config)
+            ).collect_rollouts([Episode(4, 0, 0)], SAMPLED)
         )

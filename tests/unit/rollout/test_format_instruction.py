@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quintet.config.native.rollout import RolloutConfig
+from quintet.envs.vector_env import LocalVectorEnv
 from quintet.policies.tiny_models import train_tokenizer
 from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step, Trajectory
 from quintet.rollout.agent_loop import AgentLoop
@@ -15,6 +16,7 @@ from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.chat.response_instruction import response_instruction
 from quintet.rollout.engines.openai_endpoint import message_tokenizer
 from quintet.rollout.episode import Episode
+from quintet.rollout.episode_limits import EpisodeRules
 from quintet.rollout.sampling_params import SamplingParams
 
 FORM = "<think>[your thoughts]</think><answer>[one action]</answer>"
@@ -86,7 +88,7 @@ def play(
     chat = chat or chat_model()
     config = RolloutConfig.model_validate({"max_turns": len(replies), "max_prompt_tokens": 4000, **options})
     engine = Replies(chat, replies, stop)
-    loop = AgentLoop(engine, chat, lambda: env or Box(), config, "box")
+    loop = AgentLoop(engine, chat, LocalVectorEnv(lambda: env or Box()), [EpisodeRules("box", config)])
     (episode,) = loop.collect_rollouts([Episode(0, 0, 0)], SamplingParams(0.0, 0, 1.0, 0))
     return episode, engine.prompts
 

@@ -53,7 +53,7 @@ def play(
     chat: ChatFormat, response: str, both: list[EpisodeRules], kinds: list[type[Corridor]]
 ) -> dict[str, list[Trajectory]]:
     envs = MixedVectorEnv([LocalVectorEnv(kind) for kind in kinds])
-    loop = AgentLoop.with_rules(ScriptedEngine(chat, [response]), chat, envs, both)
+    loop = AgentLoop(ScriptedEngine(chat, [response]), chat, envs, both)
     episodes = [Episode(env_start(number % 2, 20 + number), number, 0) for number in range(8)]
     results: dict[str, list[Trajectory]] = {}
     for episode in loop.collect_rollouts(episodes, GREEDY):
@@ -122,7 +122,7 @@ def test_an_entry_of_envs_may_demand_that_a_response_has_nothing_besides_thought
 def test_an_episode_ends_at_the_limits_of_its_env(chat: ChatFormat, limit: str, outcome: Outcome) -> None:
     (rule,) = build_episode_rules(load_experiment(None, [f"env.{limit}"]).experiment)
     engine = ScriptedEngine(chat, [RIGHT.replace("Right", "Up")])
-    loop = AgentLoop.with_rules(engine, chat, LocalVectorEnv(Corridor), [rule])
+    loop = AgentLoop(engine, chat, LocalVectorEnv(Corridor), [rule])
     (episode,) = loop.collect_rollouts([Episode(10, 0, 0)], GREEDY)
     assert episode.outcome is outcome
 
@@ -130,7 +130,7 @@ def test_an_episode_ends_at_the_limits_of_its_env(chat: ChatFormat, limit: str, 
 def test_one_failure_of_four_ends_a_run_that_allows_none(chat: ChatFormat) -> None:
     """The corridor of seed 13 cannot be reset."""
     (rule,) = build_episode_rules(load_experiment(None, ["env.max_failed_share=0"]).experiment)
-    loop = AgentLoop.with_rules(ScriptedEngine(chat, [RIGHT]), chat, LocalVectorEnv(Corridor), [rule])
+    loop = AgentLoop(ScriptedEngine(chat, [RIGHT]), chat, LocalVectorEnv(Corridor), [rule])
     with pytest.raises(MachineError, match=r"1 of \d episodes failed"):
         list(loop.collect_rollouts([Episode(10 + number, number, 0) for number in range(4)], GREEDY))
 

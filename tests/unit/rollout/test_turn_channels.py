@@ -20,6 +20,7 @@ from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.channel import Channel
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.episode import Episode
+from quintet.rollout.episode_limits import EpisodeRules
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.rollout.turn_channels import ActionQueue, with_turn_channels
 from quintet.seeds import derive_seed
@@ -153,7 +154,7 @@ def experiment(observations: int, actions: int, slots: int) -> Experiment:
 
 def build(config: Experiment, engine: SlotEngine, envs: LocalVectorEnv) -> AgentLoop:
     behind = with_turn_channels(config, engine, envs)
-    return AgentLoop(behind[0], engine.chat, behind[1], ROLLOUT, "walk")
+    return AgentLoop(behind[0], engine.chat, behind[1], [EpisodeRules("walk", ROLLOUT)])
 
 
 def play(loop: AgentLoop, count: int = 24) -> list[Trajectory]:
@@ -175,7 +176,7 @@ def test_no_queue_exceeds_its_size_and_all_episodes_end_as_without_limits(
 ) -> None:
     engine = SlotEngine(chat, slots)
     played = play(build(experiment(observations, actions, slots), engine, envs()))
-    assert played == play(AgentLoop(SlotEngine(chat, 8), chat, LocalVectorEnv(Walk), ROLLOUT, "walk"))
+    assert played == play(AgentLoop(SlotEngine(chat, 8), chat, LocalVectorEnv(Walk), [EpisodeRules("walk", ROLLOUT)]))
     assert {Outcome.FAILED, Outcome.SUCCESS, Outcome.MAX_TURNS} == {episode.outcome for episode in played}
     assert 0 < fullest.get("envs/observations", 1) <= (observations or 24)
     assert 0 < fullest.get("rollout/actions", 1) <= (actions or 24)

@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quintet.config.native.rollout import RolloutConfig
+from quintet.envs.vector_env import LocalVectorEnv
 from quintet.errors import ConfigError
 from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step
 from quintet.rewards import chat_endpoint
@@ -22,7 +23,7 @@ from quintet.rollout.agent_loop import AgentLoop
 from quintet.rollout.chat.chat_format import ChatFormat
 from quintet.rollout.engines.openai_endpoint import EndpointEngine, EndpointSettings, message_tokenizer, without_tokens
 from quintet.rollout.episode import Episode
-from quintet.rollout.episode_limits import EpisodeLimits
+from quintet.rollout.episode_limits import EpisodeRules
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.sampling import StructuredOutput
 
@@ -124,7 +125,7 @@ def played(known: StandIn, episodes: int, sampling: SamplingParams = GREEDY, **c
     )
     engine = EndpointEngine(settings(known), message_tokenizer())
     chat = ChatFormat(message_tokenizer())
-    loop = AgentLoop(engine, chat, Mirror, config, "mirror", EpisodeLimits(max_failed_share=1.0))
+    loop = AgentLoop(engine, chat, LocalVectorEnv(Mirror), [EpisodeRules("mirror", config)])
     actual = sorted(loop.collect_rollouts([Episode(n, n, 0) for n in range(episodes)], sampling), key=lambda t: t.group)
     engine.close()
     return actual

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from quintet.config.native.rollout import RolloutConfig
+from quintet.envs.vector_env import LocalVectorEnv
 from quintet.errors import ConfigError, MachineError
 from quintet.policies.model_loading import load_tokenizer
 from quintet.records import FinishReason, Generation, Observation, Outcome, Request, Step
@@ -19,6 +20,7 @@ from quintet.rollout.engines.engine import EngineError
 from quintet.rollout.engines.restarting_engine import RestartingEngine
 from quintet.rollout.engines.weight_source import TensorWeights, WeightSource
 from quintet.rollout.episode import Episode
+from quintet.rollout.episode_limits import EpisodeRules
 from quintet.rollout.sampling_params import SamplingParams
 from quintet.tracking.metrics import describe
 
@@ -253,7 +255,7 @@ class Corridor:
 def test_rollouts_continue_after_an_engine_restart(policy_directory: Path) -> None:
     engine, _ = supervised({"step": [None, EngineError("gone")]})
     chat = ChatFormat(load_tokenizer(policy_directory))
-    loop = AgentLoop(engine, chat, Corridor, RolloutConfig(max_turns=1), "corridor")  # type: ignore[arg-type]
+    loop = AgentLoop(engine, chat, LocalVectorEnv(Corridor), [EpisodeRules("corridor", RolloutConfig(max_turns=1))])  # type: ignore[arg-type]
     played = list(
         loop.collect_rollouts([Episode(number, number, 0) for number in range(3)], SamplingParams(0.0, 0, 1.0, 0))
     )
