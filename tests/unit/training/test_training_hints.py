@@ -17,7 +17,7 @@ from torch import nn
 from quintet.config.native.learners import OptimizerConfig
 from quintet.config.torchrun import RankInfo
 from quintet.training.checkpoint.async_save import AsyncCheckpointer
-from quintet.training.checkpoint.checkpoint import open_checkpoint
+from quintet.training.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from quintet.training.checkpoint.learner_state import _open_shards
 from quintet.training.checkpoint.remote_store import RemoteStore, open_file_system
 from quintet.training.checkpoint.shards import ShardReader, local_shards, write_shards
@@ -103,6 +103,11 @@ def placed(gpus: Sequence[str | None]) -> None:
     rendezvous._check_no_shared_gpus({rank: {"gpu": gpu} for rank, gpu in enumerate(gpus)})
 
 
+def counted(state: dict[str, object]) -> None:
+    """The number of steps in the state of a checkpoint."""
+    Checkpoint(RUN, 1, state).entry("steps", int)
+
+
 SMALL, LARGE, BARE = nn.Linear(2, 2), nn.Linear(3, 2), nn.Linear(2, 2, bias=False)
 OTHER = "it belongs to another model: set policy.path and policy.lora as in the run that saved it"
 OWN = str(RUN / "checkpoints")
@@ -112,6 +117,7 @@ CASES = [
     case(loaded, ["model", "optimizer"], "remove optimizer from checkpoint.load_contents, or use a", ["model"]),
     case(open_checkpoint_of, OWN, "give the path of a global_step_N directory", f"{OWN}/global_step_1"),
     case(open_checkpoint_of, f"{OWN}/global_step_2", "use an older checkpoint, or resume=auto", f"{OWN}/global_step_1"),
+    case(counted, {"steps": "two"}, "use another checkpoint, or start again with resume=never", {"steps": 2}),
     case(waited, [], "check that the rank is running and that all ranks have the same checkpoint directory", [1]),
     case(
         stored,
