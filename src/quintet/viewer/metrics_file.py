@@ -54,7 +54,7 @@ class Curve:
 
 @dataclass(slots=True)
 class _GrowingFile:
-    """How far a file was read."""
+    """Position up to which a file was read."""
 
     path: Path
     offset: int = 0
@@ -154,7 +154,7 @@ class MetricsFile:
 
 
 class Headline:
-    """What a list of runs shows of a `metrics.jsonl`: its last step, and the metric that shows best whether the run
+    """Summary of a `metrics.jsonl` for a list of runs: its last step, and the metric that shows best whether the run
     learns. Reads each byte once, and keeps some kilobytes."""
 
     def __init__(self, path: Path) -> None:

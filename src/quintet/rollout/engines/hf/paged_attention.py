@@ -31,7 +31,7 @@ QKV = tuple[Tensor, ...]
 
 
 class LayerState(Protocol):
-    """What a group of layers of one kind keeps of the tokens before the new ones of a pass.
+    """State that a group of layers of one kind stores of the tokens before the new ones of a pass.
 
     Full attention keeps keys and values of all tokens, in blocks (`AttentionState`). Other kinds need less: a sliding
     window the last tokens, a recurrent layer one state of fixed size. They may keep that for each sequence in use, by
