@@ -90,6 +90,22 @@ def test_a_full_pool_preempts_and_computes_the_same_tokens(policy_directory: Pat
     assert order.index(0) < order.index(7), "the first request waits for the last one"
 
 
+def test_the_first_request_is_never_preempted(policy_directory: Path) -> None:
+    """It ends after as many steps as in a pool with space for all."""
+
+    def steps_to_the_first_response(engine: HfEngine) -> int:
+        for n in range(8):
+            engine.add_request(Request(n, tuple(range(20 + n, 50 + n)), 60, seed=n))
+        for count in range(1, 100):
+            if 0 in {generation.id for generation in engine.step()}:
+                return count
+        raise AssertionError("the first request does not end")
+
+    full = new_engine(policy_directory, max_cache_blocks=14)
+    assert steps_to_the_first_response(full) == steps_to_the_first_response(new_engine(policy_directory))
+    assert full._scheduler.num_preempted
+
+
 def test_a_pool_for_one_sequence_serves_all(policy_directory: Path) -> None:
     engine = new_engine(policy_directory, max_cache_blocks=1)
     requests = [Request(n, tuple(range(20 + n, 120 + n)), 27, seed=n) for n in range(3)]
