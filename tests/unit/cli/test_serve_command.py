@@ -12,8 +12,10 @@ import pytest
 from quintet.cli import serve
 from quintet.cli.options import ServeOptions
 from quintet.cli.serve import run
+from quintet.config.compose import load_experiment
 from quintet.config.composed import ComposedConfig
 from quintet.errors import ConfigError, MachineError, UserError
+from quintet.rollout.engines.hf.engine import MAX_SERVING_SLOWDOWN, HfEngine
 from quintet.runtime.server_process import server_interpreter
 from quintet.runtime.serving.build import build_request_handler
 
@@ -119,8 +121,6 @@ def test_a_run_is_served_as_it_was_trained(policy_directory: Path, started: list
 
 
 def build_handler(policy: Path, context: int | None, *overrides: str) -> Any:
-    from quintet.config.compose import load_experiment
-
     served_overrides = ["policy.preset=null", f"policy.path={policy}", "warm_start=null", *overrides]
     composed: ComposedConfig = load_experiment(None, served_overrides)
     return build_request_handler(composed.experiment, policy, name="m", context=context)
@@ -133,6 +133,30 @@ def test_the_handler_has_the_requested_context(policy_directory: Path) -> None:
         made.handler.close()
     with pytest.raises(UserError, match="supports 512 tokens"):
         build_handler(policy_directory, 513)
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_server_bounds_its_steps_and_is_batch_invariant_on_request(
+    policy_directory: Path,
+    deterministic: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Else a long prompt stops all streams, or a few requests take the time of sixteen."""
+    arguments, plain = [], HfEngine.__init__
+
+    def recording(engine: HfEngine, *positional: Any, **named: Any) -> None:
+        arguments.append(named)
+        plain(engine, *positional, **named)
+
+    monkeypatch.setattr(HfEngine, "__init__", recording)
+    option = f"rollout.engine_options.deterministic={str(deterministic).lower()}"
+    served = build_handler(policy_directory, 64, option)
+    assert arguments[-1]["max_pass_slowdown"] == MAX_SERVING_SLOWDOWN
+    assert arguments[-1]["batch_invariant"] is deterministic
+    serve._print_address(served, "m", load_experiment(None, [option]).experiment, "http://127.0.0.1:1")
+    assert ("batch-invariant" in capsys.readouterr().err) is deterministic
+    served.handler.close()
 
 
 def test_the_page_names_every_option_and_field() -> None:
