@@ -94,12 +94,12 @@ def served(
         handler.close()
 
 
-def hf_engine(directory: Path, slots: int = 8, **options: Any) -> HfEngine:
+def hf_engine(directory: Path, slots: int = 8, max_model_len: int = CONTEXT, **options: Any) -> HfEngine:
     tokenizer = load_tokenizer(directory)
     return HfEngine(
         load_model(directory),
         max_num_seqs=slots,
-        max_model_len=CONTEXT,
+        max_model_len=max_model_len,
         detokenize=lambda tokens: tokenizer.decode(list(tokens)),
         grammars=GrammarCompiler(tokenizer, len(tokenizer)),
         **options,

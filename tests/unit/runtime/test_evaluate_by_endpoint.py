@@ -48,8 +48,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def client(directory: Path) -> Iterator[Client]:
-    engine = hf_engine(directory)
-    engine._max_model_len = 512
+    engine = hf_engine(directory, max_model_len=512)
     with served(engine, directory) as made:
         yield made
 
@@ -113,8 +112,7 @@ def test_a_visual_environment_has_the_same_result_as_of_the_model_itself(tmp_pat
     directory = save_qwen2_5_vl(tmp_path / "model")
     tokenizer = load_tokenizer(directory)
     chat_tokenizer = build_chat_tokenizer(load_model(directory), tokenizer, (tokenizer.eos_token_id,), VisionConfig())
-    engine = hf_engine(directory)
-    engine._max_model_len = 512
+    engine = hf_engine(directory, max_model_len=512)
     shown = ("env.render=vision", "env.tile_size=24", "rollout.window_size=1")
     texts = set()
     with served(engine, directory, chat_tokenizer=chat_tokenizer) as client:
