@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quintet.config.plan.kv_blocks import BLOCK
 from quintet.kernels.decode import decode_kernels
+from quintet.policies.attention_backends import active_attention_options
 from quintet.rollout.engines.hf.paged_attention import PagedLayout, attend_compiled, attend_gathered, write
 
 HUGE_PAGE = 2 << 20
@@ -95,7 +96,8 @@ class AttentionState:
     ) -> Tensor:
         """See `LayerState.attend`: by the compiled kernels as far as they compute the layout's tokens."""
         self._check_shape(qkv[1])
-        kernels, count = self._kernels, 0 if window is not None else layout.num_compiled
+        is_plain = window is None and not active_attention_options().changes_scores
+        kernels, count = self._kernels, layout.num_compiled if is_plain else 0
         if kernels is not None and count == layout.num_sequences:
             return attend_compiled(kernels, self._addresses[layer], layout, qkv, scale)
         keys, values = self.keys(layer), self.values(layer)
