@@ -246,7 +246,7 @@ def test_the_cache_keeps_the_copies_that_were_used_last(tmp_path: Path, monkeypa
     open_rows([str(names[2])], KEY, str(tmp_path))
     left = {copy.stem.partition("-")[0] for copy in (tmp_path / "tables").iterdir()}
     assert left == {tables.file_fingerprint(names[0]), tables.file_fingerprint(names[2])} != set(copies)
-    assert tables.cached_tables(DataConfig(cache_dir=str(tmp_path))) == (tmp_path / "tables", 2 * size, 2 * size)
+    assert tables.cached_data(DataConfig(cache_dir=str(tmp_path))) == (tmp_path, 2 * size, 2 * size)
     assert opened[1][0] == ROWS[0], "a copy that is open can be read after it was removed"
 
 
