@@ -66,8 +66,15 @@ embedded engine, with adapters and with recomputed activations:
 
 {tested}.
 
-Whether {by_settings} is supported depends on the settings below. Of vision-language models, `qwen2_vl`,
-`qwen2_5_vl` and `qwen3_vl` read [images](vision.md); others in the list are trained on text only.
+Of vision-language models, `qwen2_vl`, `qwen2_5_vl` and `qwen3_vl` read [images](vision.md); others in the list are
+trained on text only.
+
+Layers with a recurrence (linear attention, state spaces, short convolutions) are computed by the modules of
+transformers, whose kernels need `causal_conv1d`, `flash-linear-attention` or `mamba_ssm` to be fast: one sequence after
+the other in training, where shared beginnings are computed once, and all that decode together in the embedded engine.
+There, no request continues from what another one has computed, so that the samples of a prompt prefill it each, and
+the memory of their states, a fixed size per running request, is not in `quintet plan`. Context and Ulysses parallelism
+are refused. peft adapts no `out_proj` of Falcon-H1.
 
 Four limits remain. Attention in a sliding window uses torch's attention or flash-attn, not the compiled kernels.
 Soft-capped scores and attention sinks are computed from the matrix of all scores in float32, whose memory grows with
@@ -255,7 +262,6 @@ def models() -> str:
     ]
     return MODELS_PAGE.format(
         tested=_code_list(support["tested"]),
-        by_settings=_code_list(support["by_settings"]),
         refused="\n".join(refused),
         settings="\n".join([*settings, *layers]),
         version=transformers.__version__,

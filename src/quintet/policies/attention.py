@@ -25,6 +25,7 @@ from quintet.policies.attention_backends import (
     use_attention_options,
 )
 from quintet.policies.flash_varlen import FlashVarlenInputs, supports_flash_varlen
+from quintet.policies.recurrent_layers import RecurrentState, Run
 
 ATTENTION_IMPLEMENTATION = "quintet"
 MODELS_HINT = "docs/models.md lists the supported model families"
@@ -236,6 +237,26 @@ class PackedLayout:
             out.append(attend_padded_rows(self._branches, branches, context, masks.branches, scale))
         return torch.cat(out) if len(out) > 1 else out[0]
 
+    def mix(self, layer: int, states: Tensor, run: Run) -> Tensor:
+        """See `RecurrentLayout.mix`: each part starts with the state behind the part that it follows."""
+        del layer
+        prefix, stems, branches = torch.split(states, self._sizes)
+        structure, prefix_state = self.structure, RecurrentState()
+        out = [run(prefix[None], prefix_state)] if len(prefix) else []
+        parents = [(prefix_state, prefix[:0])] * len(structure.branches)
+        if structure.stems is not None and structure.parents is not None:
+            ends = []
+            for stem in torch.split(stems, structure.stems.tolist()):
+                state = prefix_state.fork()
+                out.append(_run_part(run, stem, state))
+                # the state behind a single token is not known, see `_run_part`: what follows begins with the token
+                ends.append((prefix_state, stem) if len(prefix) and len(stem) == 1 else (state, stem[:0]))
+            parents = [ends[parent] for parent in structure.parents.tolist()]
+        parts = torch.split(branches, structure.branches.tolist())
+        for part, (state, before) in zip(parts, parents, strict=True):
+            out.append(_run_part(run, torch.cat([before, part]), state.fork())[:, len(before) :])
+        return torch.cat(out, 1)[0]
+
     def _masks(self, window: int | None) -> _Masks:
         """Return the masks for a window, built by the first layer and reused by the others."""
         if window is None:
@@ -310,6 +331,17 @@ class PackedLayout:
             return mask
         visible = F.pad(self._stems.valid[self._parents], (prefix, width), value=True)
         return mask & visible[:, None, None]
+
+
+def _run_part(run: Run, part: Tensor, state: RecurrentState) -> Tensor:
+    """Compute a recurrent layer for a part of a sequence [n, hidden]; return [1, n, hidden].
+
+    Layers compute a single token behind others by updating the state in place, which a backward pass does not allow.
+    They get it twice, so that the state is not the one behind the part.
+    """
+    if len(part) == 1 and state.has_previous_state():
+        return run(torch.cat([part, part])[None], state)[:, :1]
+    return run(part[None], state)
 
 
 def causal_mask(width: int, num_context: int) -> Tensor:

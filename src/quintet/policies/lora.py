@@ -70,8 +70,8 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, key: 
     from peft import inject_adapter_in_model
 
     peft_config = _build_peft_config(config, key)
-    if peft_config.target_modules == ALL_LINEAR and (routers := _linear_routers(model)):
-        peft_config.exclude_modules = routers
+    if peft_config.target_modules == ALL_LINEAR:
+        peft_config.exclude_modules = [*_linear_routers(model), *_refused_by_peft(model)] or None
     if _adapts_experts(peft_config, model):
         if config.path is not None or ALL_LINEAR not in config.target_modules:
             raise _stacked_experts(config, key)
@@ -81,6 +81,9 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, key: 
         try:
             inject_adapter_in_model(peft_config, model, ADAPTER_NAME)
         except ValueError as error:
+            if "incompatible" in str(error):
+                names = ", ".join(config.target_modules)
+                raise ConfigError(f"{key}.target_modules = {names}: {error}", key=f"{key}.target_modules") from error
             raise _no_matching_layers(model, config, key) from error
     _check_tied_embeddings(model, config, key)
     _check_head(model, config, key)
@@ -110,6 +113,12 @@ def _linear_routers(model: nn.Module) -> list[str]:
     """Return the names of routers that are linear layers with other results than a product, which adapters expect."""
     routers = ((name, type(part)) for name, part in model.named_modules() if isinstance(part, nn.Linear))
     return [name for name, cls in routers if cls.__name__.endswith("Router") and cls.forward is not nn.Linear.forward]
+
+
+def _refused_by_peft(model: PreTrainedModel) -> tuple[str, ...]:
+    """Return the names of linear layers that peft refuses to adapt: those that its kernels of state-space layers
+    compute with others (`_check_lora_target_modules_mamba`)."""
+    return ("out_proj",) if model.config.model_type in ("falcon_h1", "nemotron_h") else ()
 
 
 def _target_modules(names: tuple[str, ...]) -> str | list[str]:

@@ -10,17 +10,18 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from quintet.errors import MachineError, UserError
-from quintet.policies.attention import MODELS_HINT, AttentionLayout, PackedLayout, register_attention
+from quintet.policies.attention import MODELS_HINT, PackedLayout, register_attention
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.layer_kinds import num_distinct_layers
 from quintet.policies.output_head import MASKED_LOGIT, OutputHead, untransformed_logits
+from quintet.policies.recurrent_layers import Run
 from quintet.policies.vision.image_encoder import is_vision_language, text_decoder
 from quintet.policies.vision.image_probe import image_probe
 
@@ -173,10 +174,12 @@ class _CountingLayout:
     """A layout that counts the attention passes of each layer. Only the model's modules take it, not the compiled
     kernels, which copy the weights of all layers."""
 
-    def __init__(self, layout: AttentionLayout) -> None:
+    def __init__(self, layout: PackedLayout) -> None:
         self._layout = layout
         self.max_length = layout.max_length
         self.passes: dict[int, int] = {}
+        self.mixed: set[int] = set()
+        """Recurrent layers."""
 
     def attend(
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
@@ -184,11 +187,16 @@ class _CountingLayout:
         self.passes[layer] = self.passes.get(layer, 0) + 1
         return self._layout.attend(layer, query, key, value, scale, window)
 
+    def mix(self, layer: int, states: Tensor, run: Run) -> Tensor:
+        self.mixed.add(layer)
+        return self._layout.mix(layer, states, run)
+
 
 def _check_layers(model: PreTrainedModel, directory: object, counting: _CountingLayout) -> None:
-    """Raise if a layer does not compute attention exactly once: it mixes tokens in another way."""
+    """Raise if a layer does not compute attention exactly once, or not at all beside a recurrence: it mixes tokens in
+    another way."""
     for index, layer in enumerate(_body(model).layers):
-        if counting.passes.get(index) != 1:
+        if counting.passes.get(index, index in counting.mixed) != 1:
             parts = ", ".join(type(part).__name__ for part in layer.children())
             raise unsupported_model(
                 model, directory, f"layer {index} ({parts}) mixes tokens otherwise than by attention"
@@ -236,7 +244,8 @@ def _miniature_parameter(
 def _shrink_config(config: Any, num_layers: int) -> None:
     config.num_hidden_layers, config.vocab_size = num_layers, min(VOCABULARY, config.vocab_size)
     if getattr(config, "layer_types", None):
-        config.layer_types = config.layer_types[:num_layers]
+        with suppress(AttributeError):  # a property that follows from the number of layers
+            config.layer_types = config.layer_types[:num_layers]
     for name in WINDOW_SETTINGS:
         if getattr(config, name, None):
             setattr(config, name, WINDOW)

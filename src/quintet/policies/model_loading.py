@@ -19,8 +19,14 @@ from quintet.policies.attention import MODELS_HINT, register_attention
 from quintet.policies.model_check import check_model
 from quintet.policies.model_files import check_index
 from quintet.policies.output_head import install_output_head
+from quintet.policies.recurrent_layers import pack_recurrent_layers
 from quintet.policies.transformers_interface import checkpointing_attribute
-from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
+from quintet.policies.vision.image_encoder import (
+    is_vision_language,
+    placeholder_tokens,
+    prepare_vision_encoder,
+    text_decoder,
+)
 from quintet.policies.vision.image_processing import ImageProcessor
 
 if TYPE_CHECKING:
@@ -86,6 +92,8 @@ def load_model(
         ) from error
     require_own_head(model, loading["missing_keys"], directory)
     model.eval()
+    if is_computed and hasattr(model, "model"):
+        pack_recurrent_layers(text_decoder(model.model))
     if is_vision_language(config):
         prepare_vision_language_model(model, directory)
     elif is_computed and hasattr(model, "lm_head"):

@@ -32,8 +32,7 @@ build_engine = partial(HfEngine, max_num_seqs=3)
 
 
 def test_every_family_of_transformers_is_in_the_table_once() -> None:
-    named = [*REFUSED, *TESTED, *model_support()["by_settings"]]
-    assert sorted(named) == FAMILIES
+    assert sorted([*REFUSED, *TESTED]) == FAMILIES
 
 
 @pytest.mark.parametrize("family", TESTED)
@@ -97,24 +96,3 @@ def test_a_refused_family_is_named_and_does_not_pass_the_check(
 @pytest.mark.parametrize("family", NOT_BUILT)
 def test_a_family_that_cannot_be_built_small_is_refused_by_name(family: str) -> None:
     assert REFUSED[family] in unsupported_features({"model_type": family})
-
-
-@pytest.mark.parametrize(
-    ("family", "settings", "feature"),
-    [
-        ("granitemoehybrid", {}, "linear-attention layers"),
-        ("granitemoehybrid", {"layer_types": ["full_attention"] * 2}, None),
-    ],
-)
-def test_settings_of_a_family_decide(
-    family: str, settings: dict[str, Any], feature: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save_tiny_model(family, tmp_path, **settings)
-    if feature is None:
-        load_model(tmp_path)
-        return
-    with pytest.raises(MachineError, match=feature):
-        load_model(tmp_path)
-    monkeypatch.setattr(model_loading, "unsupported_reason", lambda _: None)
-    with pytest.raises(UserError):
-        load_model(tmp_path)

@@ -150,9 +150,9 @@ class HfEngine:
 
     def _build_scheduler(self) -> Scheduler:
         """A scheduler with empty queues and caches."""
-        shape = CacheShape.from_model(self._model)
+        shape, states = CacheShape.from_model(self._model), self._runner.new_states()
         return Scheduler(
-            PagedCache(shape, self._max_cache_blocks, self._max_num_seqs, self._max_model_len),
+            PagedCache(shape, self._max_cache_blocks, self._max_num_seqs, self._max_model_len, recurrent=states),
             self._runner,
             max_num_seqs=self._max_num_seqs,
             max_model_len=self._max_model_len,

@@ -15,9 +15,11 @@ from torch import Tensor
 from quintet.policies.attention import AttentionLayout
 from quintet.policies.hidden_states import compute_hidden_states, image_hidden_states
 from quintet.policies.inference_decoder import InferenceDecoder
+from quintet.policies.recurrent_layers import has_recurrent_layers
 from quintet.policies.vision.image_encoder import encode_images, is_vision_language, text_decoder
 from quintet.policies.vision.image_tokens import decode_image_tokens, mrope_positions
 from quintet.records import ImageInput
+from quintet.rollout.engines.hf.recurrent_states import RecurrentStates
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,6 +47,11 @@ class ModelRunner:
         if self._decoder:
             self._decoder.batch_invariant = batch_invariant
         self._max_compiled_tokens: int | None = None
+        self._is_recurrent = has_recurrent_layers(self._body)
+
+    def new_states(self) -> RecurrentStates | None:
+        """Return empty states of the recurrent layers, None if the model has none."""
+        return RecurrentStates() if self._is_recurrent else None
 
     def compile(self, max_tokens: int | None) -> None:
         """Compile MLPs and norms for passes of up to `max_tokens` tokens; None for any number."""

@@ -19,6 +19,7 @@ from quintet.config.plan.kv_blocks import BLOCK, num_blocks
 from quintet.kernels.decode import DecodeKernels
 from quintet.policies.attention import PaddedRows, attend_padded_rows, within_window
 from quintet.policies.attention_backends import scaled_dot_product_attention
+from quintet.policies.recurrent_layers import Run
 
 MAX_KERNEL_TOKENS = 4096
 """Tokens of a prompt up to which the compiled kernels prefill it; matrix products are faster beyond."""
@@ -33,9 +34,8 @@ QKV = tuple[Tensor, ...]
 class LayerState(Protocol):
     """State that a group of layers of one kind stores of the tokens before the new ones of a pass.
 
-    Full attention keeps keys and values of all tokens, in blocks (`AttentionState`). Other kinds need less: a sliding
-    window the last tokens, a recurrent layer one state of fixed size. They may keep that for each sequence in use, by
-    its row of the block tables, and store in the blocks what a sequence needs that continues behind one.
+    Attention keeps keys and values of all tokens, in blocks (`AttentionState`). A recurrent layer keeps one state of
+    fixed size for each sequence in use, by its row of the block tables (`RecurrentStates`).
     """
 
     layers: Sequence[int]
@@ -58,6 +58,13 @@ class LayerState(Protocol):
         """Store the keys and values of new tokens and return their attention; arguments as in `AttentionLayout`."""
 
 
+class RecurrentLayers(Protocol):
+    """States of recurrent layers of the sequences in use."""
+
+    def mix(self, layer: int, layout: PagedLayout, states: Tensor, run: Run) -> Tensor:
+        """Return the layer's output [N, hidden] for [N, hidden] of the layout's new tokens, and update the states."""
+
+
 class PagedLayout:
     """`AttentionLayout` of new tokens of several sequences, packed, each attending to the earlier ones of its
     sequence."""
@@ -70,12 +77,14 @@ class PagedLayout:
         starts: IntArray,
         counts: IntArray,
         order: Tensor | None = None,
+        recurrent: RecurrentLayers | None = None,
     ) -> None:
         """`states` are those of the layers. Sequence i, whose blocks are in row `rows[i]` of the `tables`, adds
         `counts[i]` tokens at position `starts[i]`. Prefilled tokens behind the first `MAX_KERNEL_TOKENS` come last, in
         sequences of more than one token. `order`, int64 [n], sorts sequences that add one token each by their
         blocks."""
         self._states = states
+        self._recurrent = recurrent
         self.tables = tables
         self.rows, self.starts, self.counts = rows, starts, counts
         self.order = order
@@ -88,6 +97,12 @@ class PagedLayout:
         self, layer: int, query: Tensor, key: Tensor, value: Tensor, scale: float, window: int | None = None
     ) -> Tensor:
         return self._states[layer].attend(layer, self, (query, key, value), scale, window)
+
+    def mix(self, layer: int, states: Tensor, run: Run) -> Tensor:
+        """See `RecurrentLayout.mix`."""
+        if self._recurrent is None:
+            raise ValueError("the cache has no states of recurrent layers")
+        return self._recurrent.mix(layer, self, states, run)
 
     @cached_property
     def num_compiled_tokens(self) -> int:

@@ -12,6 +12,7 @@ from quintet.config.plan.kv_blocks import BLOCK, num_blocks, request_blocks
 from quintet.rollout.engines.hf.attention_state import AttentionState, CacheShape
 from quintet.rollout.engines.hf.block_pool import BlockPool
 from quintet.rollout.engines.hf.prefix_tree import BlockNode, PrefixTree, Tokens
+from quintet.rollout.engines.hf.recurrent_states import RecurrentStates
 
 BlockTables = npt.NDArray[np.int32]
 
@@ -70,11 +71,21 @@ class CachedSequence:
 class PagedCache:
     """Keys and values of an engine: sequences in use, and earlier ones as far as there is space."""
 
-    def __init__(self, shape: CacheShape, max_blocks: int, max_num_seqs: int, max_model_len: int) -> None:
-        """`max_blocks` limits the memory, `max_num_seqs` the sequences in use; each has at most `max_model_len`
-        tokens."""
+    def __init__(
+        self,
+        shape: CacheShape,
+        max_blocks: int,
+        max_num_seqs: int,
+        max_model_len: int,
+        *,
+        recurrent: RecurrentStates | None = None,
+    ) -> None:
+        """`max_blocks` limits the memory, `max_num_seqs` the sequences in use; each has at most `max_model_len` tokens.
+        `recurrent` has the states of recurrent layers; sequences share nothing then."""
         max_blocks = max(max_blocks, request_blocks(max_model_len))
-        self.pool = BlockPool([AttentionState(shape, max_blocks)], max_blocks)
+        self.recurrent = recurrent
+        states = [AttentionState(shape, max_blocks), *([] if recurrent is None else [recurrent])]
+        self.pool = BlockPool(states, max_blocks)
         self.device = shape.device
         self.tree = PrefixTree(self.pool)
         self.tables: BlockTables = np.zeros((max_num_seqs, request_blocks(max_model_len)), np.int32)
@@ -87,7 +98,7 @@ class PagedCache:
         Raises:
             PoolExhaustedError: there are not enough blocks.
         """
-        path = self.tree.acquire(tokens)
+        path = self.tree.acquire(tokens, is_shared=self.recurrent is None)
         sequence = CachedSequence(tokens, path, self._free_rows.pop())
         self.tables[sequence.row, : len(path)] = [node.block for node in path]
         return sequence

@@ -79,15 +79,15 @@ class PrefixTree:
             node = child
         return -(-len(tokens) // BLOCK) - shared
 
-    def acquire(self, tokens: Tokens) -> list[BlockNode]:
+    def acquire(self, tokens: Tokens, *, is_shared: bool = True) -> list[BlockNode]:
         """Return the nodes of a sequence, with one more user each, until `release`. What is not cached is added, and
-        has to be computed.
+        has to be computed. Unless it `is_shared`, the sequence has nodes of its own, which no other one finds.
 
         Raises:
             PoolExhaustedError: there are not enough blocks.
         """
         path: list[BlockNode] = []
-        node = self._root
+        node = self._root if is_shared else BlockNode((), -1, None)
         try:
             for start in range(0, len(tokens), BLOCK):
                 node = self._child(node, tokens[start : start + BLOCK])

@@ -19,6 +19,7 @@ from quintet.rollout.engines.hf.attention_state import AttentionState, CacheShap
 from quintet.rollout.engines.hf.block_pool import BlockPool
 from quintet.rollout.engines.hf.model_runner import ForwardInput, ModelRunner
 from quintet.rollout.engines.hf.paged_attention import PagedLayout
+from quintet.rollout.engines.hf.recurrent_states import RecurrentStates
 from quintet.rollout.engines.hf.running_batch import ScheduledRequest
 from quintet.rollout.engines.hf.sampling import top_logprobs
 
@@ -55,6 +56,7 @@ class PromptScorer:
         self._waiting: deque[_Prompt] = deque()
         self._pool: BlockPool | None = None
         """Of the first waiting prompt while it takes several passes."""
+        self._recurrent: RecurrentStates | None = None
 
     @property
     def busy(self) -> bool:
@@ -125,9 +127,12 @@ class PromptScorer:
         if self._pool is None:
             count = int(tables.max()) + 1
             self._pool = BlockPool([AttentionState(self._shape, count)], count)
+            self._recurrent = self._runner.new_states()
             for _ in range(count):
                 self._pool.allocate()
-        layout = PagedLayout(self._pool.state_by_layer, tables, np.ascontiguousarray(rows), starts, counts)
+        layout = PagedLayout(
+            self._pool.state_by_layer, tables, np.ascontiguousarray(rows), starts, counts, recurrent=self._recurrent
+        )
         device = self._shape.device
         return self._runner(
             ForwardInput(torch.tensor(tokens, device=device), torch.tensor(positions, device=device), layout)

@@ -143,8 +143,9 @@ class Scheduler:
         table_rows, starts = rows.table_row[: rows.count], running.cache_positions
         counts = np.ones(rows.count, np.int64)
         cache, (tokens, positions) = self._cache, running.tokens
+        states = cache.pool.state_by_layer
         if not spans:
-            layout = PagedLayout(cache.pool.state_by_layer, cache.tables, table_rows, starts, counts, running.order)
+            layout = PagedLayout(states, cache.tables, table_rows, starts, counts, running.order, cache.recurrent)
             return ForwardInput(tokens, positions, layout)
         own = np.array([(span.sequence.row, span.start, span.count) for span in spans], np.int64).T
         both = (np.concatenate(pair) for pair in zip((table_rows, starts, counts), own, strict=True))
@@ -153,7 +154,7 @@ class Scheduler:
         return ForwardInput(
             torch.cat([tokens, torch.tensor(prompt, device=self._device)]),
             _join_positions(positions, torch.tensor(places, device=self._device)),
-            PagedLayout(cache.pool.state_by_layer, cache.tables, *both),
+            PagedLayout(states, cache.tables, *both, recurrent=cache.recurrent),
         )
 
     def start_decoding(self) -> list[Tensor]:
