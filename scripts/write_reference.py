@@ -41,6 +41,9 @@ Training computes several sequences in one pass without padding, and the embedde
 from a KV cache of its own, so a model is either computed as by transformers, or refused with a message and exit status
 2. `quintet plan` says so from `config.json` alone.
 
+`quintet doctor MODEL` says from `config.json` alone whether a model is refused, and whether compiled kernels or the
+modules of transformers compute it on a CPU.
+
 ## The check at load time
 
 Every model that is trained, scored or sampled by the embedded engine is compared with transformers' own forward pass:

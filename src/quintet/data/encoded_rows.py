@@ -53,7 +53,21 @@ class EncodedRows:
         self._added: dict[int, Sequence[TokenSequence]] = {}
         self._is_writable = True
         paths = sorted((cache / DIRECTORY).glob(f"{self._fingerprint}-*.arrow"))
-        self._files = [file for path in paths if (file := _open(path)) is not None]
+        self._files = [file for path in paths if path != self._mark and (file := _open(path)) is not None]
+
+    @property
+    def are_checked(self) -> bool:
+        """Whether a run with the same inputs has checked the columns of all rows."""
+        return self._mark.exists()
+
+    def set_checked(self) -> None:
+        """Note that the columns of all rows were checked."""
+        self._write(self._mark, {})
+
+    @property
+    def _mark(self) -> Path:
+        """File without rows that notes the check."""
+        return self._cache / DIRECTORY / f"{self._fingerprint}-checked.arrow"
 
     def __contains__(self, row: int) -> bool:
         return any(file.span(row) for file in self._files)
@@ -71,16 +85,19 @@ class EncodedRows:
 
     def flush(self) -> None:
         """Write the rows that were added; if that fails, no more are written."""
-        if not self._added:
+        if self._added:
+            self._write(self._cache / DIRECTORY / f"{self._fingerprint}-{uuid.uuid4().hex}.arrow", self._added)
+            self._added = {}
+
+    def _write(self, path: Path, rows: Mapping[int, Sequence[TokenSequence]]) -> None:
+        if not self._is_writable:
             return
-        path = self._cache / DIRECTORY / f"{self._fingerprint}-{uuid.uuid4().hex}.arrow"
         try:
-            write_atomically(path, partial(_write, self._added))
+            write_atomically(path, partial(_write, rows))
             remove_unused(self._cache, path)
         except MachineError as error:
             self._is_writable = False
             self._note(f"the next run will encode rows again: {error.message}")
-        self._added = {}
 
 
 class _EncodedFile:

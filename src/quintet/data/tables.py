@@ -48,6 +48,9 @@ CACHED_BATCHES = 8
 MAX_CACHE_BYTES = 64 << 30
 """Size of all copies and encoded rows in the cache, above which those that were not used for longest are removed."""
 
+OPEN_FILES = 16
+"""Files that stay open in a process: both splits and the record of a run often have the same."""
+
 Row = dict[str, Any]
 
 
@@ -66,19 +69,18 @@ class Table(Protocol):
 
 
 def open_table(path: Path, key: str, cache: Path) -> Table:
-    """Open a file; `key` is the configuration key that names it.
+    """Open a file; `key` is the configuration key that names it. A file that was opened lately is not read again.
 
     Raises:
         ConfigError: the file has an unknown suffix, is empty, cannot be read or contains an invalid row.
         MachineError: the cache cannot be written.
     """
-    open_file = _OPEN_FUNCTIONS.get(path.suffix.lower())
-    if open_file is None:
+    if path.suffix.lower() not in _OPEN_FUNCTIONS:
         suggestion = did_you_mean(path.suffix.lower(), FILE_SUFFIXES, "{}")
         hint = f"{suggestion} supported file suffixes: {', '.join(FILE_SUFFIXES)}".lstrip()
         raise ConfigError(f"{key}: {path} has an unsupported file suffix", key=key, value=str(path), hint=hint)
     try:
-        table = open_file(path, key, cache)
+        table = _opened(path, key, cache, file_fingerprint(path))
     except InvalidRowError as error:
         raise error.as_config_error(path, key) from error
     except OSError as error:
@@ -87,6 +89,11 @@ def open_table(path: Path, key: str, cache: Path) -> Table:
     if not len(table):
         raise ConfigError(f"{key}: {path} contains no rows", key=key, value=str(path), hint="use a file with rows")
     return table
+
+
+@lru_cache(OPEN_FILES)
+def _opened(path: Path, key: str, cache: Path, _fingerprint: str) -> Table:
+    return _OPEN_FUNCTIONS[path.suffix.lower()](path, key, cache)
 
 
 class _TextTable:

@@ -97,6 +97,27 @@ def load_model(
     return loaded
 
 
+def build_meta_model(directory: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Build the model of a directory without its weights, on the device meta.
+
+    Raises:
+        MachineError: transformers does not know the model, or its files are damaged.
+    """
+    _require_config_json(directory)
+    try:
+        config = _load_config(directory, {}, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            model: PreTrainedModel = _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+        if (directory / "generation_config.json").is_file():
+            from transformers import GenerationConfig
+
+            model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        hint = "use a directory in Hugging Face format"
+        raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
+    return model
+
+
 def _auto_class(config: PreTrainedConfig) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 

@@ -95,3 +95,12 @@ def test_rows_count_towards_the_limit_of_the_cache(tmp_path: Path, monkeypatch: 
     rows.flush()
     assert not old.exists()
     assert 1 in opened(tmp_path, {"files": ["c"]})
+
+
+def test_a_check_of_all_columns_is_noted_for_the_same_inputs(tmp_path: Path) -> None:
+    filled(tmp_path)
+    assert not opened(tmp_path).are_checked
+    opened(tmp_path).set_checked()
+    assert opened(tmp_path).are_checked
+    assert not opened(tmp_path, {"files": ["c"]}).are_checked
+    assert opened(tmp_path).get(5) == ROWS[5], "the file of the note has no rows"

@@ -127,10 +127,11 @@ def test_a_run_that_is_started_again_encodes_nothing(tune: Run, monkeypatch: pyt
     first = tune(f"data.check={check}", name="first")
 
     def refuse(*_: object) -> None:
-        raise AssertionError("a row is encoded again")
+        raise AssertionError("a row is encoded or checked again")
 
     monkeypatch.setattr(sft_rows, "WorkerPool", refuse)
     monkeypatch.setattr(sft_rows.RowEncoder, "__call__", refuse)
+    monkeypatch.setattr(sft_rows.RowEncoder, "check_columns", refuse)
     again = tune(f"data.check={check}", name="again")
     weights = [load_file(run / "model" / "model.safetensors") for run in (first, again)]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])

@@ -29,7 +29,13 @@ from quintet.policies import liger, model_loading, reward_model
 from quintet.policies.attention import MODELS_HINT, PackedLayout, _attention
 from quintet.policies.attention_backends import set_attention_backend
 from quintet.policies.lora import add_lora, load_adapters, save_adapters
-from quintet.policies.model_loading import enable_activation_checkpointing, limit_positions, load_model, load_tokenizer
+from quintet.policies.model_loading import (
+    build_meta_model,
+    enable_activation_checkpointing,
+    limit_positions,
+    load_model,
+    load_tokenizer,
+)
 from quintet.policies.output_head import LogitTransform, OutputHead
 from quintet.policies.reward_model import RewardModel
 from quintet.policies.routers import freeze_routers
@@ -43,6 +49,10 @@ def model() -> Any:
 
 def loaded(directory: str) -> None:
     load_model(directory)
+
+
+def built_without_weights(directory: str) -> None:
+    build_meta_model(Path(directory))
 
 
 def with_images(directory: str) -> None:
@@ -187,6 +197,7 @@ CASES = [
     ),
     case(loaded, "broken", "use an earlier checkpoint, or another model", "model"),
     case(loaded, "diffllama", MODELS_HINT, "model"),
+    case(built_without_weights, "damaged", "use a directory in Hugging Face format", "model"),
     case(loaded, "llava", MODELS_HINT, "model"),
     case(without_word, ("diffllama", {}), MODELS_HINT, ("model", {})),
     case(without_word, ("llama", {"forward": None}), MODELS_HINT, ("llama", {})),
@@ -253,6 +264,8 @@ def directories(tmp_path_factory: pytest.TempPathFactory, policy_directory: Path
     (root / "llava").mkdir()
     (root / "llava/config.json").write_text('{"model_type": "llava"}')
     (root / "empty").mkdir()
+    (root / "damaged").mkdir()
+    (root / "damaged/config.json").write_text('{"model_type": "not one"}')
     (root / "empty/config.json").write_text("{}")
     AutoModelForCausalLM.from_config(AutoConfig.for_model("diffllama", **SIZES)).save_pretrained(root / "diffllama")
     AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES)).save_pretrained(root / "llama")

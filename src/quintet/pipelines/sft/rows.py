@@ -269,8 +269,11 @@ def _encode(
     }
     add_images = None if images is None else partial(_add_images, encoder, numbers)
     if data.check == "columns" and len(numbers) > MAX_EAGER_ROWS:
-        with progress.phase(phase_name, len(numbers), unit="row") as phase:
-            encoder.check_columns(numbers, phase.advance)
+        if store is None or not store.are_checked:
+            with progress.phase(phase_name, len(numbers), unit="row") as phase:
+                encoder.check_columns(numbers, phase.advance)
+            if store is not None and len(numbers) == len(split.rows):
+                store.set_checked()
         # the user's class may hold all of its rows in memory
         count = data.workers if data.dataset_class else max(1, data.workers)
         start_workers = partial(WorkerPool, _prepare, setup, count, tokenizer) if count else None
