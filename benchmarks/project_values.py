@@ -45,9 +45,8 @@ class TrainerCode:
         found = [*_imported(checkout, program, r"\w*RolloutRefWorker\b", "ppo_mini_batch_size")]
         workers = next((path for path in found if "fsdp" in path.name), next(iter(found), None))
         actor = workers and next(_imported(checkout, workers, r"\w*PPOActor\b", "class DataParallelPPOActor("), None)
-        texts = [_code(actor) if actor else ""]
-        texts += [_code(trainer.parent / "core_algos.py") if (trainer.parent / "core_algos.py").exists() else ""]
-        return cls(_code(trainer), "".join(texts) if actor else "", _code(workers) if workers else "")
+        texts = [_code(path) for path in (actor, _losses_of(checkout, actor)) if path] if actor else []
+        return cls(_code(trainer), "".join(texts), _code(workers) if workers else "")
 
 
 def _imported(checkout: Path, program: Path, name: str, text: str) -> Iterator[Path]:
@@ -64,6 +63,14 @@ def _imported(checkout: Path, program: Path, name: str, text: str) -> Iterator[P
             files += [path for path in sorted(paths, key=lambda path: len(path.parts))[:1] if path not in files]
         if file.name == "__init__.py" and (file.parent / "dp_actor.py").exists():
             files.append(file.parent / "dp_actor.py")
+
+
+def _losses_of(checkout: Path, actor: Path) -> Path | None:
+    """Return the core algorithms that an actor imports, which may not be in the directory of the trainer."""
+    match = re.search(r"(?m)^from ([\w.]+)\.core_algos import |^from ([\w.]+) import .*\bcore_algos\b", _code(actor))
+    package = "/".join(filter(None, match.groups())).replace(".", "/") if match else ""
+    paths = checkout.rglob(f"{package}/core_algos.py") if package else ()
+    return min(paths, key=lambda path: len(path.parts), default=None)
 
 
 def _code(path: Path) -> str:

@@ -6,7 +6,8 @@ python scripts/check_proofs.py search [TEST…]                   # look among t
 A key is named by the class that declares it and its field: actor and critic have the same sections, and several
 environments have different keys of the same name. Fields are forced where code reads them that acts on them, not where
 messages do, see `tests/support/field_access`. `search` runs a few tests that set a missing field by name; it may be
-stopped, and adds at its next start what it has found.
+stopped, and adds at its next start what it has found. `check --results FILE` may be stopped, too: the next call with
+the same file checks the proofs that it does not have. `--out` writes the numbers as JSON.
 """
 
 from __future__ import annotations
@@ -34,8 +35,10 @@ ROOT = Path(__file__).parents[1]
 PROOFS = ROOT / "tests" / "proofs.yaml"
 FOUND = ROOT / "build" / "proofs.results"
 HOOK = ROOT / "tests" / "support" / "field_access"
-sys.path.append(str(HOOK))
+sys.path += [str(HOOK), str(ROOT / "benchmarks")]
 from field_access import field_name  # noqa: E402
+
+from machine import machine  # noqa: E402
 
 PROVES = "proves"
 WITHOUT_EFFECT = tuple(f"tests/unit/{name}/" for name in ("diagnosis", "viewer", "scripts"))
@@ -135,18 +138,42 @@ def sample_proofs(share: float, seed: int | None) -> dict[str, str]:
     return {field: proofs[field] for field in random.Random(seed).sample(sorted(proofs), round(share * len(proofs)))}
 
 
-def wrong_proofs(proofs: Mapping[str, str]) -> dict[str, str]:
-    """Return what is wrong by field, if its test does not fail when the field is forced to its default."""
-    cases: dict[str, list[str]] = defaultdict(list)
-    for field, test in proofs.items():
-        cases[test].append(field)
-    files = sorted({test.partition("::")[0] for test in cases if (ROOT / test.partition("::")[0]).exists()})
+def wrong_proofs(proofs: Mapping[str, str], results: Path | None = None) -> dict[str, str]:
+    """Return what is wrong by field, if its test does not fail when the field is forced to its default.
+
+    Args:
+        results: file of the results, which are appended; proofs that it has are not checked again.
+    """
     with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory) / "results"
-        _run(files, {"cases": cases, "seconds": 120}, file)
-        results = _read(file)
-    reasons = {field: results.get((test, field), "does not exist") for field, test in proofs.items()}
+        file = results or Path(directory) / "results"
+        known = _read(file)
+        cases: dict[str, list[str]] = defaultdict(list)
+        for field, test in proofs.items():
+            if (test, field) not in known:
+                cases[test].append(field)
+        files = sorted({test.partition("::")[0] for test in cases if (ROOT / test.partition("::")[0]).exists()})
+        if files:
+            _run(files, {"cases": cases, "seconds": 120}, file)
+        known = _read(file)
+    reasons = {field: known.get((test, field), "does not exist") for field, test in proofs.items()}
     return {field: f"{proofs[field]} {reason}" for field, reason in reasons.items() if reason != PROVES}
+
+
+def summary(checked: Mapping[str, str], wrong: Mapping[str, str]) -> dict[str, Any]:
+    """Return the numbers of a check: native fields, checked proofs, tests that failed as they should, exceptions."""
+    content, num_fields = load(), len(native_fields())
+    return {
+        **machine(),
+        "fields": num_fields,
+        "proofs": len(content["proofs"]),
+        "tests": len({*content["proofs"].values()}),
+        "checked": len(checked),
+        "failed_when_forced": len(checked) - len(wrong),
+        "wrong": dict(wrong),
+        "unproven": len(content["unproven"]),
+        "exceptions": len(content["exceptions"]),
+        "share_of_exceptions": round(len(content["exceptions"]) / num_fields, 4),
+    }
 
 
 def main() -> int:
@@ -156,6 +183,8 @@ def main() -> int:
     check.add_argument("--share", type=float, default=1.0, help="share of the proofs to check, at random")
     check.add_argument("--seed", type=int, help="seed of the share")
     check.add_argument("--remove", action="store_true", help="remove wrong proofs from the file")
+    check.add_argument("--results", type=Path, help="file of results, to continue a check that was stopped")
+    check.add_argument("--out", type=Path, help="file for the numbers, as JSON")
     searching = commands.add_parser("search", help="look for missing proofs")
     searching.add_argument("tests", nargs="*", default=["tests/unit"], help="files or directories")
     searching.add_argument("--seconds", type=float, default=10.0, help="time limit of a test")
@@ -163,7 +192,10 @@ def main() -> int:
     if arguments.command == "search":
         search(arguments.tests, arguments.seconds)
         return 0
-    wrong = wrong_proofs(sample_proofs(arguments.share, arguments.seed))
+    proofs = sample_proofs(arguments.share, arguments.seed)
+    wrong = wrong_proofs(proofs, arguments.results and arguments.results.absolute())
+    if arguments.out:
+        arguments.out.write_text(json.dumps(summary(proofs, wrong), indent=1) + "\n")
     problems = check_entries() + [f"{field}: {problem}" for field, problem in wrong.items()]
     print("\n".join(problems))
     if arguments.remove:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 import transformers
 
@@ -21,6 +19,7 @@ from quintet.config.schema import REPEATED, Key, format_value, keys
 from quintet.diagnosis.rule_specs import markdown_table as rules_table
 from quintet.tracking.metrics import Metric, all_metrics, markdown_table
 from quintet.tracking.remedies import remedies
+from result_tables import markdown_row, newest_files, project_files, real_files
 
 MODELS_PAGE = """\
 # Which models can I use?
@@ -41,6 +40,9 @@ else that its `config.json` would not describe, is refused.
 Training computes several sequences in one pass without padding, and the embedded engine samples
 from a KV cache of its own, so a model is either computed as by transformers, or refused with a message and exit status
 2. `quintet plan` says so from `config.json` alone.
+
+`quintet doctor MODEL` says from `config.json` alone whether a model is refused, and whether compiled kernels or the
+modules of transformers compute it on a CPU.
 
 ## The check at load time
 
@@ -64,10 +66,12 @@ embedded engine, with adapters and with recomputed activations:
 
 {tested}.
 
-{by_settings} are supported or refused depending on the settings below. Of vision-language models, `qwen2_vl`,
+Whether {by_settings} is supported depends on the settings below. Of vision-language models, `qwen2_vl`,
 `qwen2_5_vl` and `qwen3_vl` read [images](vision.md); others in the list are trained on text only.
 
-Three limits remain. Attention in a sliding window uses torch's attention or flash-attn, not the compiled kernels.
+Four limits remain. Attention in a sliding window uses torch's attention or flash-attn, not the compiled kernels.
+Soft-capped scores and attention sinks are computed from the matrix of all scores in float32, whose memory grows with
+the square of a sequence's length, and are refused with `actor.parallel.context` above 1.
 With `actor.parallel.context` above 1, sequences longer than the window are refused. `rope_type: longrope` and
 `dynamic` are refused beyond the original context, where transformers changes the rotary embedding of all sequences in
 a pass.
@@ -87,7 +91,7 @@ Other families are refused for these settings of `config.json`:
 Families that are in neither list, such as those with code in their directory (`policy.trust_remote_code`), pass or
 fail the check at load time."""
 DOCS = Path(__file__).parent.parent / "docs"
-RESULTS = Path(__file__).parent.parent / "benchmarks/results"
+README = Path("..") / "README.md"
 
 
 def configuration() -> str:
@@ -109,7 +113,7 @@ def configuration() -> str:
         if above != section:
             section = above
             lines += ["", f"## {above}", "", "| key | type | default | meaning |", "| --- | --- | --- | --- |"]
-        lines.append(_table_row([f"`{key.name}`", key.value_type, f"`{format_value(key.default)}`", _meaning(key)]))
+        lines.append(markdown_row([f"`{key.name}`", key.value_type, f"`{format_value(key.default)}`", _meaning(key)]))
     return "\n".join(lines) + "\n"
 
 
@@ -134,7 +138,7 @@ def pending() -> str:
         if section not in ("critic", "reference") or f"actor.{rest}" not in names:
             default = f"`{format_value(key.default)}`"
             cells = [f"`{key.name}`", key.value_type, default, _meaning(key), str(key.requires)]
-            lines.append(_table_row(cells))
+            lines.append(markdown_row(cells))
     return "\n".join(lines) + "\n"
 
 
@@ -154,12 +158,12 @@ def metrics() -> str:
         " that are not healthy.\n\n"
     )
     rows = [row for metric in all_metrics() for row in _causes_rows(metric)]
-    causes = ["## Unhealthy values", "", _table_row(["metric", "value", "usual causes", "what to try"])]
-    causes += [f"| {' | '.join(['---'] * 4)} |", *map(_table_row, rows)]
+    causes = ["## Unhealthy values", "", markdown_row(["metric", "value", "usual causes", "what to try"])]
+    causes += [f"| {' | '.join(['---'] * 4)} |", *map(markdown_row, rows)]
     names = ["## Names in other frameworks", "", "Names that are not listed are verl's.", ""]
-    names += [_table_row(["metric", "framework", "name there"]), f"| {' | '.join(['---'] * 3)} |"]
+    names += [markdown_row(["metric", "framework", "name there"]), f"| {' | '.join(['---'] * 3)} |"]
     names += [
-        _table_row([f"`{metric.name}`", framework, f"`{name}`"])
+        markdown_row([f"`{metric.name}`", framework, f"`{name}`"])
         for metric in all_metrics()
         for framework, name in metric.elsewhere.items()
     ]
@@ -182,12 +186,11 @@ def _causes_rows(metric: Metric) -> list[list[str]]:
 
 def diagnosis() -> str:
     """Return the page about diagnosis with its table of rules."""
-    return _with_table("diagnosis.md", "rules", rules_table().rstrip("\n"))
+    return _with_table((DOCS / "diagnosis.md").read_text(), "rules", rules_table().rstrip("\n"))
 
 
-def _with_table(page: str, name: str, table: str) -> str:
+def _with_table(text: str, name: str, table: str) -> str:
     """Return a page with the table after the comment of that name replaced."""
-    text = (DOCS / page).read_text()
     return re.sub(rf"(?<=<!-- {name} -->\n).*?(?=\n<!-- end -->)", table.replace("\\", r"\\"), text, flags=re.DOTALL)
 
 
@@ -227,43 +230,27 @@ def _ledger_row(spec: KeySpec, releases: Releases) -> str:
     where = f" Only where `{spec.only_if[0]}` is `{describe_value(spec.only_if[1])}`." if spec.only_if else ""
     effect = f"{spec.effect}{where}{also}"
     cells = [f"`{spec.key}`", spec.value_type.description, f"`{format_value(spec.default)}`", effect, native, state]
-    return _table_row([*cells, releases.of(spec.key)])
-
-
-def _table_row(cells: list[str]) -> str:
-    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+    return markdown_row([*cells, releases.of(spec.key)])
 
 
 def dialects() -> str:
-    """Return the page of the dialects with its table of example files, as `benchmarks/real_files.py` counted them."""
-    results = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("real_files*.json"))]
-    rows = [_real_files_row(name, result) for file in results for name, result in sorted(file.items())]
-    head = ["framework", "commit", "files", "plan", "of these, name what waits", "no complete run", "refused", "share"]
-    table = "\n".join([_table_row(head), f"| {' | '.join(['---'] * len(head))} |", *rows])
-    return _with_table("dialects.md", "real files", table)
+    """Return the page of the dialects with its tables of example files and of files of other projects."""
+    page = _with_table((DOCS / "dialects.md").read_text(), "real files", real_files())
+    return _with_table(page, "project files", project_files())
 
 
-def _real_files_row(name: str, result: dict[str, Any]) -> str:
-    """Return the counts of one checkout; the share is that of the files that are complete runs."""
-    counts = result["counts"]
-    planned = counts.get("plans", 0) + counts.get("waits", 0)
-    incomplete = counts.get("input", 0) + counts.get("no run", 0)
-    complete = result["files"] - incomplete
-    numbers = [result["files"], planned, counts.get("waits", 0), incomplete, complete - planned]
-    framework = result.get("framework", name)
-    repository = result.get("repository", load_releases(framework).repository)
-    commit = f"`{result['commit']}`" if " " in result["commit"] else f"`{result['commit']}` {result.get('date', '')}"
-    source = f"[{repository}](https://github.com/{repository}) {commit.strip()}"
-    return _table_row([framework, source, *map(str, numbers), f"{planned / complete:.1%}"])
+def readme() -> str:
+    """Return README.md with its table of example files."""
+    return _with_table((DOCS / README).read_text(), "example files", newest_files())
 
 
 def models() -> str:
     """Return the page of the model families that are supported and refused."""
     support = model_support()
-    refused = [_table_row([feature, _code_list(names)]) for feature, names in support["families"].items()]
-    layers = [_table_row([feature, f"`layer_types` with `{kind}`"]) for kind, feature in support["layers"].items()]
+    refused = [markdown_row([feature, _code_list(names)]) for feature, names in support["families"].items()]
+    layers = [markdown_row([feature, f"`layer_types` with `{kind}`"]) for kind, feature in support["layers"].items()]
     settings = [
-        _table_row([setting["text"], f"`{name}` other than {_code_list(['null', *setting['neutral']])}"])
+        markdown_row([setting["text"], f"`{name}` other than {_code_list(['null', *setting['neutral']])}"])
         for name, setting in support["settings"].items()
     ]
     return MODELS_PAGE.format(
@@ -282,7 +269,12 @@ def _code_list(names: Iterable[object]) -> str:
 def main() -> int:
     pages = {"configuration.md": configuration(), "metrics.md": metrics()}
     pages["models.md"] = models()
-    pages |= {"reference/pending.md": pending(), "dialects.md": dialects(), "diagnosis.md": diagnosis()}
+    pages |= {
+        str(README): readme(),
+        "reference/pending.md": pending(),
+        "dialects.md": dialects(),
+        "diagnosis.md": diagnosis(),
+    }
     pages |= {f"reference/{dialect.name}.md": dialect_page(dialect) for dialect in DIALECTS.values()}
     if "--check" in sys.argv:
         return int(any((DOCS / name).read_text() != text for name, text in pages.items()))

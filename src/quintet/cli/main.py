@@ -276,9 +276,17 @@ def plan(
 
 @app.command()
 def doctor(
+    model: Annotated[
+        str | None, typer.Argument(help="Directory, run or published model: say instead which code computes it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show the hardware and packages of this machine, which engines and backends can run, and active protections."""
+    if model is not None:
+        from quintet.cli import doctor_model
+
+        doctor_model.run(model, as_json=as_json)
+        return
     from quintet.cli.doctor import run
 
     run(as_json=as_json)

@@ -84,6 +84,11 @@ def test_a_row_of_roll() -> None:
     assert (plain.messages, plain.ground_truth, plain.extra["tag"]) == ((user("2 + 3 = ?"),), "5", "x")
 
 
+def test_a_named_column_of_conversations_is_read_in_place_of_the_prompt() -> None:
+    row = {"prompt": "4 + 4 = ?", "talk": [user("2 + 3 = ?")]}
+    assert read(row, messages_key="talk").messages == (user("2 + 3 = ?"),)
+
+
 def test_a_final_assistant_message_is_the_demonstrated_response() -> None:
     talk = [
         user("Hi"),
