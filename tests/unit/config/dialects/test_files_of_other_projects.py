@@ -146,9 +146,14 @@ def test_an_environment_of_roll_that_no_tag_uses_may_have_any_keys(reference: ob
 
 def test_a_run_of_roll_without_environments_of_validation_does_not_validate(tmp_path: Path) -> None:
     """ROLL pairs the tags with their numbers of groups, of which there are none without tags."""
-    found = converted(tmp_path, "roll", AGENTIC | {"val_env_manager": {"tags": []}})
-    settings = [natively(found, f"validation.{name}") for name in ("every_steps", "before_training")]
-    assert (settings, found.unsupported) == ([-1, False], ())
+    tree = changed(AGENTIC, {"val_env_manager.tags": []})
+    several = {"tags": ["Lake", "Pond"], "num_groups_partition": [6, 2], "num_env_groups": 8, "group_size": 4}
+    pond = tree["custom_envs"]["Lake"]
+    changes = {"train_env_manager": several, "custom_envs.Pond": pond}
+    for each in (tree, changed(tree, changes)):
+        found = converted(tmp_path, "roll", each)
+        settings = [natively(found, f"validation.{name}") for name in ("every_steps", "before_training")]
+        assert (settings, found.unsupported) == ([-1, False], ())
 
 
 @pytest.mark.parametrize(

@@ -212,15 +212,16 @@ def _validation_groups_to_native(values: ForeignValues, train_tags: list[Tag], n
     origins = (VALIDATION_EPISODES, f"{VALIDATION}.num_env_groups", f"{VALIDATION}.group_size")
     native.set("validation.episodes", starts, *origins)
     native.set("validation.sampling.samples", size, f"{VALIDATION}.group_size")
+    if len(train_tags) > 1:
+        for tag in train_tags:
+            native.set(f"envs.{tag.name}.share", float(tag.groups), "train_env_manager.num_groups_partition")
     if not values[VALIDATION_TAGS]:
         native.set("validation.every_steps", -1, VALIDATION_TAGS)
         native.set("validation.before_training", False, VALIDATION_TAGS)
-    if len(train_tags) == 1:
-        return
-    parts = apportion(starts, [tag.validation_groups for tag in train_tags])
-    for tag, part in zip(train_tags, parts, strict=True):
-        native.set(f"envs.{tag.name}.share", float(tag.groups), "train_env_manager.num_groups_partition")
-        native.set(f"envs.{tag.name}.validation_episodes", part, f"{VALIDATION}.num_groups_partition", *origins)
+    elif len(train_tags) > 1:
+        parts = apportion(starts, [tag.validation_groups for tag in train_tags])
+        for tag, part in zip(train_tags, parts, strict=True):
+            native.set(f"envs.{tag.name}.validation_episodes", part, f"{VALIDATION}.num_groups_partition", *origins)
 
 
 def _turns_to_native(values: ForeignValues, train_tags: list[Tag], native: NativeBuilder) -> None:
