@@ -2,8 +2,8 @@
 
 Usage: python benchmarks/competing_load.py RUN [--rounds 3] [--out benchmarks/results/competing_load.json]
 
-RUN is a run directory, for example of `quintet train training.steps=6`. 300000 is libgomp's default; `quintet` sets
-1000 if the machine is busy when it starts.
+RUN is a run directory, for example of `quintet train training.steps=6`. 300000 is libgomp's default; `quintet`
+follows the load with 1000 if none is set (`runtime/openmp_waiting.py`).
 """
 
 from __future__ import annotations

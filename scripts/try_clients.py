@@ -1,12 +1,12 @@
 """Try other people's clients against `quintet serve`, each in an environment of its own.
 
-    python scripts/try_clients.py [NAME …] [--model DIR] [--environments DIR] [--out benchmarks/results/clients.json]
+    python scripts/try_clients.py [NAME …] [--model MODEL] [--environments DIR] [--out benchmarks/results/clients.json]
 
 Each program in `scripts/clients/` starts with a comment that names the packages it needs. They are installed into a new
-environment that sees the packages of this one. The program gets the base URL, the model's name and its directory, and
-prints a line of JSON for each feature that it tries: its name, and the problem if it does not work. Without a model, a
-small untrained one is served. A model whose chat template has no tools gets another template. Exits with status 1 if a
-feature does not work.
+environment that sees the packages of this one, unless the comment says that this one has them; it is deleted after the
+program. The program gets the base URL, the model's name and its directory, and prints a line of JSON for each feature
+that it tries: its name, and the problem if it does not work. Without a model, a small untrained one is served. A model
+whose chat template has no tools gets another template. Exits with status 1 if a feature does not work.
 """
 
 from __future__ import annotations
@@ -39,21 +39,23 @@ TEMPLATE = """{%- if tools %}{{ '<|im_start|>system\\n# Tools\\n' }}{%- for tool
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{%- endif %}"""
 
 
-def requirements(program: Path) -> list[str]:
-    """Return the packages of a program, from the comment in its first line."""
+def packages(program: Path) -> tuple[bool, list[str]]:
+    """Return the packages of a program, from the comment in its first line, and whether they are installed for it."""
     line = program.read_text(encoding="utf-8").splitlines()[0]
-    return re.findall(r"\S+", line.removeprefix("# packages:"))
+    place, _, names = line.removeprefix("# packages").partition(":")
+    return not place, names.split()
 
 
-def environment(directory: Path, packages: list[str]) -> Path:
-    """Return the interpreter of a new environment with these packages, which sees those of this one."""
+def environment(directory: Path, program: Path) -> Path:
+    """Return the interpreter of a new environment with the packages of a program, which sees those of this one."""
+    installed, names = packages(program)
     python = directory / "bin/python"
     if not python.exists():
         subprocess.run([sys.executable, "-m", "venv", str(directory)], check=True)
         (own,) = directory.glob("lib/python*/site-packages")
         (own / "outer.pth").write_text("\n".join(site.getsitepackages()), encoding="utf-8")
-        if packages:
-            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        if installed:
+            subprocess.run([str(python), "-m", "pip", "install", "--quiet", *names], check=True)
     return python
 
 
@@ -118,7 +120,7 @@ def try_client(program: Path, python: Path, url: str, model: Path) -> dict[str, 
             features[row["feature"]] = row["problem"]
     if end:
         features["end"] = end
-    names = [re.split(r"[\[=<>]", name)[0] for name in requirements(program)]
+    names = [re.split(r"[\[=<>]", name)[0] for name in packages(program)[1]]
     shown = subprocess.run(
         [str(python), "-c", f"from importlib.metadata import version\nprint(*map(version, {names!r}))"],
         capture_output=True,
@@ -130,24 +132,27 @@ def try_client(program: Path, python: Path, url: str, model: Path) -> dict[str, 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=sorted(path.stem for path in PROGRAMS.glob("[!_]*.py")))
-    parser.add_argument("--model", type=Path, help="directory of the model to serve")
-    parser.add_argument("--environments", type=Path, help="directory in which environments are kept")
+    parser.add_argument("--model", help="name or directory of the model to serve")
+    parser.add_argument("--environments", type=Path, help="directory in which environments are kept and found")
     parser.add_argument("--out", type=Path, help="file of the results; clients that are not tried keep theirs")
     options = parser.parse_args()
     results = json.loads(options.out.read_text()) if options.out and options.out.exists() else {"clients": {}}
     description = machine()
     with tempfile.TemporaryDirectory() as directory:
-        place = options.environments or Path(directory)
         if options.model:
-            model = with_tools(options.model, Path(directory) / options.model.name)
-            label = f"{model.name}{'' if model == options.model else ', another chat template'}"
+            from quintet.cli.model_downloads import downloaded_model
+
+            original, label = Path(downloaded_model(options.model)), Path(options.model).name
+            model = with_tools(original, Path(directory) / label)
+            label += "" if model == original else ", another chat template"
         else:
             model, label = create_model(Path(directory) / "untrained"), "untrained"
         with served(model, Path(directory) / "server.log") as url:
             for name in options.names:
                 program = PROGRAMS / f"{name}.py"
-                python = environment(place / name, requirements(program))
-                result = try_client(program, python, url, model)
+                with tempfile.TemporaryDirectory() as own:
+                    python = environment((options.environments or Path(own)) / name, program)
+                    result = try_client(program, python, url, model)
                 results["clients"][name] = {"model": label, "machine": description, **result}
                 problems = {feature: text for feature, text in result["features"].items() if text}
                 print(name, f"{len(result['features']) - len(problems)} of {len(result['features'])}", problems or "")

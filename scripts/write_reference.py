@@ -41,6 +41,9 @@ Training computes several sequences in one pass without padding, and the embedde
 from a KV cache of its own, so a model is either computed as by transformers, or refused with a message and exit status
 2. `quintet plan` says so from `config.json` alone.
 
+`quintet doctor MODEL` says from `config.json` alone whether a model is refused, and whether compiled kernels or the
+modules of transformers compute it on a CPU.
+
 ## The check at load time
 
 Every model that is trained, scored or sampled by the embedded engine is compared with transformers' own forward pass:
@@ -63,10 +66,12 @@ embedded engine, with adapters and with recomputed activations:
 
 {tested}.
 
-{by_settings} are supported or refused depending on the settings below. Of vision-language models, `qwen2_vl`,
+Whether {by_settings} is supported depends on the settings below. Of vision-language models, `qwen2_vl`,
 `qwen2_5_vl` and `qwen3_vl` read [images](vision.md); others in the list are trained on text only.
 
-Three limits remain. Attention in a sliding window uses torch's attention or flash-attn, not the compiled kernels.
+Four limits remain. Attention in a sliding window uses torch's attention or flash-attn, not the compiled kernels.
+Soft-capped scores and attention sinks are computed from the matrix of all scores in float32, whose memory grows with
+the square of a sequence's length, and are refused with `actor.parallel.context` above 1.
 With `actor.parallel.context` above 1, sequences longer than the window are refused. `rope_type: longrope` and
 `dynamic` are refused beyond the original context, where transformers changes the rotary embedding of all sequences in
 a pass.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import signal
@@ -37,6 +38,17 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Sort the tests by `LONGEST`; `--dist loadfile --no-loadscope-reorder` starts the files in this order."""
     items.sort(key=lambda item: [not item.nodeid.startswith(prefix) for prefix in LONGEST])
+
+
+def pytest_collection(session: pytest.Session) -> None:
+    """Collect no garbage while the tests are collected: a quarter of the time, for objects that stay."""
+    gc.disable()
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Collect garbage again, of which the collected tests and imported packages are none."""
+    gc.freeze()
+    gc.enable()
 
 
 def pytest_configure(config: pytest.Config) -> None:

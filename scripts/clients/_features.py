@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import traceback
 from collections.abc import Iterator
@@ -26,3 +27,13 @@ def feature(name: str) -> Iterator[None]:
     except Exception as error:  # noqa: BLE001 - whatever a client raises is its problem
         problem = "".join(traceback.format_exception_only(error)).strip()[:600]
     print(json.dumps({"feature": name, "problem": problem}), flush=True)
+
+
+def run_command(command: list[str]) -> None:
+    """Run a program of a client.
+
+    Raises:
+        AssertionError: it fails; the message has its exit status, negative for a signal, and its last output.
+    """
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert done.returncode == 0, f"exit status {done.returncode}: {(done.stdout + done.stderr)[-500:]}"

@@ -1,9 +1,8 @@
 # packages: guidellm
-import subprocess
 import sys
 from pathlib import Path
 
-from _features import DIRECTORY, MODEL, URL, feature
+from _features import DIRECTORY, MODEL, URL, feature, run_command
 
 with feature("benchmark"):
     command = [str(Path(sys.executable).with_name("guidellm")), "run", "--disable-console-interactive"]
@@ -12,6 +11,5 @@ with feature("benchmark"):
     command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"]
     command += ["--profile", "kind=concurrent,streams=2", "--constraint", "kind=max_requests,count=4"]
     command += ["--output", "kind=json,path=benchmarks.json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
-    assert done.returncode == 0, (done.stdout + done.stderr)[-500:]
+    run_command(command)
     assert list(Path().glob("benchmark*.json"))

@@ -4,10 +4,11 @@ from typing import Literal
 import instructor
 from _features import MODEL, URL, feature
 from openai import OpenAI
-from pydantic import BaseModel
+from pydantic import BaseModel, ConfigDict
 
 
 class Move(BaseModel):
+    model_config = ConfigDict(extra="forbid")
     way: Literal["left", "right"]
 
 
@@ -17,6 +18,6 @@ for mode in (instructor.Mode.TOOLS, instructor.Mode.JSON_SCHEMA):
     with feature(mode.value):
         client = instructor.from_openai(plain, mode=mode)
         move = client.chat.completions.create(
-            model=MODEL, messages=messages, response_model=Move, max_tokens=600, max_retries=8
+            model=MODEL, messages=messages, response_model=Move, max_tokens=400, max_retries=2
         )
         assert move.way in ("left", "right")

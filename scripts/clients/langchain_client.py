@@ -1,11 +1,13 @@
 # packages: langchain-openai
+from typing import Literal
+
 from _features import MODEL, URL, feature
 from langchain_core.tools import tool
 from langchain_openai import ChatOpenAI
 
 
 @tool
-def move(way: str) -> str:
+def move(way: Literal["left", "right"]) -> str:
     """Move left or right."""
     return "done"
 
@@ -21,5 +23,7 @@ with feature("stream"):
 with feature("bind_tools, strict"):
     model.bind_tools([move], strict=True).invoke("left or right?")
 with feature("forced tools"):
+    # strict, so that the parameters are finite: LangChain lists a call that is cut under `invalid_tool_calls`
     forced = ChatOpenAI(model=MODEL, base_url=URL, api_key="none", max_tokens=400, seed=1)
-    assert forced.bind_tools([move], tool_choice="move").invoke("left or right?").tool_calls
+    answer = forced.bind_tools([move], tool_choice="move", strict=True).invoke("left or right?")
+    assert answer.tool_calls, answer.invalid_tool_calls

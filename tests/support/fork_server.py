@@ -3,14 +3,17 @@
 python fork_server.py SOCKET
 
 Each fork has its own arguments, directory, environment, standard streams and random numbers. It ends as a started
-interpreter does: with its finalization and its exit status. The server starts no Python threads, so that no fork
-inherits a held lock. All forks of a server have its seed of string hashes.
+interpreter does, with its messages, its exit status and the functions of `atexit`, but without the finalization of
+modules, which takes a second for so many packages. The server starts no Python threads, so that no fork inherits a held
+lock. All forks of a server have its seed of string hashes.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
+import gc
 import importlib
 import json
 import os
@@ -31,15 +34,24 @@ PAUSE_BEFORE = "PAUSE_BEFORE"
 """Variable with a path that a fork neither opens nor renames anything to before it gets SIGCONT."""
 MODULES = [
     "numpy",
+    "pandas",
     "peft",
+    "pyarrow.json",
     "pyarrow.parquet",
+    "rich.table",
     "torch.distributed.fsdp",
     "torch.distributed.run",
     "torch.utils.tensorboard",
     "transformers.models.qwen2.modeling_qwen2",
+    "transformers.models.qwen3_moe.modeling_qwen3_moe",
     "quintet.cli.main",
     "quintet.cli.train",
+    "quintet.config.dialects.scripts.run_script_reader",
+    "quintet.envs.env",
     "quintet.pipelines.rl",
+    "quintet.rollout.engines.hf.engine",
+    "quintet.runtime.learners.learner_builders",
+    "quintet.runtime.run_registration",
 ]
 
 
@@ -156,11 +168,44 @@ def run_program(arguments: list[str]) -> None:
         runpy.run_path(sys.argv[0], run_name="__main__")
 
 
+class ExitStatus:
+    """The status with which a program ends this process."""
+
+    def __init__(self) -> None:
+        self.status: int | None = None
+        """None if only the interpreter knows it."""
+        atexit.register(self.exit_now)  # the first of all, so that it is called last
+
+    def run(self, arguments: list[str]) -> None:
+        """Run a program and note its status, also that of an exception, which is not caught."""
+        try:
+            run_program(arguments)
+            self.status = 0
+        except SystemExit as error:
+            self.status = 0 if error.code is None else error.code if isinstance(error.code, int) else 1
+            raise
+        except Exception:
+            self.status = 1
+            raise
+
+    def exit_now(self) -> None:
+        """End the process, or leave it to the interpreter if the output cannot be written."""
+        if self.status is not None:
+            with contextlib.suppress(OSError, ValueError):
+                sys.stdout.flush()
+                sys.stderr.flush()
+                os._exit(self.status & 0xFF)
+
+
 def main() -> None:
+    exit_status = ExitStatus()
     requests = socket.socket(fileno=int(sys.argv[1]))
     for module in MODULES:
         importlib.import_module(module)
+    sys.modules["quintet.config.schema"].keys()  # cached
     assert threading.active_count() == 1, threading.enumerate()
+    gc.collect()
+    gc.freeze()  # garbage collections of the forks visit their own objects only
     if (received := serve(requests)) is None:
         os._exit(0)  # the finalization of so many packages takes long
     request, (*streams, client) = received
@@ -173,7 +218,7 @@ def main() -> None:
         warm_processes.start_here_too(client, request["environment"])
     else:
         os.close(client)
-    run_program(request["arguments"])
+    exit_status.run(request["arguments"])
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ def process_state() -> dict[str, Any]:
         "descriptors": sorted(number for number in descriptors if os.path.exists(f"/proc/self/fd/{number}")),
         "directory": os.getcwd(),
         "environment": dict(os.environ),
-        "garbage": [gc.isenabled(), gc.get_threshold(), gc.get_freeze_count()],
+        "garbage": [gc.isenabled(), gc.get_threshold()],
         "limits": {
             name: resource.getrlimit(getattr(resource, name)) for name in dir(resource) if name.startswith("RLIMIT_")
         },

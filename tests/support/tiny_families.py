@@ -78,6 +78,11 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
         "layer_types": ["linear_attention", "hybrid"],
     },
     "zaya": {"num_experts_per_tok": 1},
+    # caps and divisors that change the small numbers of random weights
+    **{key: {"attn_logit_softcapping": 0.02} for key in ("gemma2", "vaultgemma")},
+    "nanochat": {"final_logit_softcapping": 5.0},
+    **{key: {"logits_scaling": 8.0} for key in ("granite", "granitemoe")},
+    "minicpm3": {"num_key_value_heads": 4},
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": 4,
@@ -90,7 +95,6 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
         "index_topk_blocks": 1,
         "index_n_heads": 2,
     },
-    "minicpm3": {"num_key_value_heads": 4},
     "bamba": SMALL_MAMBA,
     "granitemoehybrid": SMALL_MAMBA,
     "dots1": {"first_k_dense_replace": 1, "n_shared_experts": 1, "n_routed_experts": 4},

@@ -16,7 +16,7 @@ import warm_processes
 SMALL = """\
 name: small
 training: {steps: 4, groups_per_step: 4, samples_per_group: 4, mini_batches: 2, threads: 1}
-warm_start: {episodes: 60, updates: 30, turns_per_update: 32, until_success: null}
+warm_start: {episodes: 20, updates: 8, turns_per_update: 16, until_success: null}
 rollout: {max_turns: 4}
 validation: {episodes: 16, every_steps: 2}
 checkpoint: {every_steps: 1}

@@ -50,7 +50,7 @@ LAYERS_WITHIN: Mapping[str, list[tuple[str, ...]]] = {
         ("compose",),
     ],
     "quintet.runtime": [
-        ("device", "dtypes", "groups", "memory", "process_settings", "server_process", "signals"),
+        ("device", "dtypes", "groups", "memory", "openmp_waiting", "process_settings", "server_process", "signals"),
         ("calls",),
         ("engines",),
         ("learners",),

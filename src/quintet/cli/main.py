@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import importlib
-import os
 import sys
 import tempfile
 from typing import Annotated, Literal, NoReturn
@@ -277,9 +276,17 @@ def plan(
 
 @app.command()
 def doctor(
+    model: Annotated[
+        str | None, typer.Argument(help="Directory, run or published model: say instead which code computes it.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
 ) -> None:
     """Show the hardware and packages of this machine, which engines and backends can run, and active protections."""
+    if model is not None:
+        from quintet.cli import doctor_model
+
+        doctor_model.run(model, as_json=as_json)
+        return
     from quintet.cli.doctor import run
 
     run(as_json=as_json)
@@ -358,16 +365,6 @@ def _options(
     """Post-train language models by reinforcement learning."""
 
 
-def _limit_openmp_spinning() -> None:
-    """Shorten the spinning of OpenMP threads at barriers if other processes keep the CPUs busy.
-
-    A thread that spins keeps a CPU from the thread it waits for. Alone, spinning saves about a tenth; beside another
-    process it costs more (`benchmarks/competing_load.py`). libgomp reads the variables when torch is imported.
-    """
-    if "OMP_WAIT_POLICY" not in os.environ and os.getloadavg()[0] > 0.75 * (os.cpu_count() or 1):
-        os.environ.setdefault("GOMP_SPINCOUNT", "1000")
-
-
 def _keep_script_arguments() -> None:
     """Double the `--` before the arguments of a run script, since the parser removes one."""
     if "--" in sys.argv[3:]:
@@ -383,7 +380,6 @@ def main() -> NoReturn:
     hide_memory()
     replace_unencodable_characters()
     show_control_characters()
-    _limit_openmp_spinning()
     _keep_script_arguments()
     try:
         with exit_on_second_signal(), silence_other_ranks():

@@ -22,7 +22,7 @@ from quintet.config.plan.row_counts import num_epochs
 from quintet.config.plan.run_plan import RunPlan, describe_run
 from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.problems import ConfigProblem
-from quintet.data.tables import cached_tables
+from quintet.data.tables import cached_data
 from quintet.errors import UserError
 
 MAX_NODE_COLUMNS = 4
@@ -361,9 +361,9 @@ def _print_disk(out: Console, plan: RunPlan) -> None:
     )
     out.print(line, soft_wrap=True)
     if plan.config.data is not None:
-        directory, used, limit = cached_tables(plan.config.data)
+        directory, used, limit = cached_data(plan.config.data)
         sizes = f"{format_bytes(used)} of at most {format_bytes(limit)}"
-        out.print(f"  copies of Parquet tables: {sizes} in {clean(str(directory))}", soft_wrap=True)
+        out.print(f"  copies of Parquet tables and encoded rows: {sizes} in {clean(str(directory))}", soft_wrap=True)
 
 
 def _memory_cells(use: MemoryUse) -> list[str]:

@@ -40,6 +40,16 @@ class EncodingWorkers(Protocol):
     def close(self) -> None: ...
 
 
+class RowStore(Protocol):
+    """Encoded rows that outlive the run, by the number of the row."""
+
+    def get(self, row: int) -> list[TokenSequence]: ...
+
+    def add(self, row: int, sequences: Sequence[TokenSequence]) -> None: ...
+
+    def flush(self) -> None: ...
+
+
 class LazyConversations:
     """Rows that are encoded once, when a batch first needs them, and then take five bytes per token, or nine with
     images.
@@ -54,15 +64,18 @@ class LazyConversations:
         start_workers: Callable[[], EncodingWorkers] | None,
         note: Callable[[str], None],
         add_images: Callable[[Batch, list[int]], Batch] | None = None,
+        store: RowStore | None = None,
     ) -> None:
         """`numbers` are the numbers of the rows over all files. `start_workers` starts the processes that encode in
-        advance, None to encode in this one. `add_images` as in `TokenizedConversations`."""
+        advance, None to encode in this one. `add_images` as in `TokenizedConversations`. `store` has rows that are
+        encoded already, and gets the others."""
         self._numbers = numbers
         self._encode = encode
         self._start_workers = start_workers
         self._workers: EncodingWorkers | None = None
         self._note = note
         self._add_images = add_images
+        self._store = store
         self._encoded: dict[int, list[tuple[array[int], bytes]]] = {}
         self._pending: deque[list[int]] = deque()
         """Rows of the requests whose results were not received."""
@@ -76,7 +89,7 @@ class LazyConversations:
         if self._start_workers is None:
             return
         pending = {row for rows in self._pending for row in rows}
-        missing = [row for row in dict.fromkeys(rows) if row not in self._encoded and row not in pending]
+        missing = [row for row in dict.fromkeys(rows) if row not in pending and not self._is_encoded(row)]
         if missing:
             self._workers = self._workers or self._start_workers()
             self._workers.submit({"rows": [int(self._numbers[row]) for row in missing]})
@@ -102,9 +115,18 @@ class LazyConversations:
         return replace(batch, group=torch.tensor([rows[index] for index in sequences.included_rows])[batch.group])
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers, and write what was encoded to the store."""
         if self._workers is not None:
             self._workers.close()
+        if self._store is not None:
+            self._store.flush()
+
+    def _is_encoded(self, row: int) -> bool:
+        """Return whether a row was encoded, after taking it from the store if it has it."""
+        store = None if row in self._encoded else self._store
+        if store is not None and (sequences := store.get(int(self._numbers[row]))):
+            self._keep(row, sequences)
+        return row in self._encoded
 
     def _with_images(self, rows: Sequence[int]) -> Callable[[Batch, list[int]], Batch]:
         add_images = self._add_images
@@ -117,8 +139,8 @@ class LazyConversations:
     def _row(self, row: int) -> list[TokenSequence]:
         while row not in self._encoded and any(row in rows for rows in self._pending):
             self._receive()
-        if row not in self._encoded:
-            self._store(row, self._encode(int(self._numbers[row])))
+        if not self._is_encoded(row):
+            self._add(row, self._encode(int(self._numbers[row])))
         return [TokenSequence(tuple(tokens), tuple(map(bool, mask))) for tokens, mask in self._encoded[row]]
 
     def _receive(self) -> None:
@@ -126,9 +148,14 @@ class LazyConversations:
         if self._workers is None:
             raise ValueError("no request is pending without workers")
         for row, sequences in zip(self._pending.popleft(), self._workers.result(), strict=True):
-            self._store(row, decode_sequences(sequences))
+            self._add(row, decode_sequences(sequences))
 
-    def _store(self, row: int, sequences: Sequence[TokenSequence]) -> None:
+    def _add(self, row: int, sequences: Sequence[TokenSequence]) -> None:
+        if self._store is not None:
+            self._store.add(int(self._numbers[row]), sequences)
+        self._keep(row, sequences)
+
+    def _keep(self, row: int, sequences: Sequence[TokenSequence]) -> None:
         kind = "i" if self._add_images is None else "q"
         self._encoded[row] = [(array(kind, each.tokens), bytes(each.loss_mask)) for each in sequences]
 

@@ -46,7 +46,10 @@ READ_BYTES = 1 << 20
 CACHED_BATCHES = 8
 """Batches of a copy that are kept after a row of them was read: rows are often read in order."""
 MAX_CACHE_BYTES = 64 << 30
-"""Size of all copies in the cache, above which those that were not used for longest are removed."""
+"""Size of all copies and encoded rows in the cache, above which those that were not used for longest are removed."""
+
+OPEN_FILES = 16
+"""Files that stay open in a process: both splits and the record of a run often have the same."""
 
 Row = dict[str, Any]
 
@@ -66,19 +69,18 @@ class Table(Protocol):
 
 
 def open_table(path: Path, key: str, cache: Path) -> Table:
-    """Open a file; `key` is the configuration key that names it.
+    """Open a file; `key` is the configuration key that names it. A file that was opened lately is not read again.
 
     Raises:
         ConfigError: the file has an unknown suffix, is empty, cannot be read or contains an invalid row.
         MachineError: the cache cannot be written.
     """
-    open_file = _OPEN_FUNCTIONS.get(path.suffix.lower())
-    if open_file is None:
+    if path.suffix.lower() not in _OPEN_FUNCTIONS:
         suggestion = did_you_mean(path.suffix.lower(), FILE_SUFFIXES, "{}")
         hint = f"{suggestion} supported file suffixes: {', '.join(FILE_SUFFIXES)}".lstrip()
         raise ConfigError(f"{key}: {path} has an unsupported file suffix", key=key, value=str(path), hint=hint)
     try:
-        table = open_file(path, key, cache)
+        table = _opened(path, key, cache, file_fingerprint(path))
     except InvalidRowError as error:
         raise error.as_config_error(path, key) from error
     except OSError as error:
@@ -87,6 +89,11 @@ def open_table(path: Path, key: str, cache: Path) -> Table:
     if not len(table):
         raise ConfigError(f"{key}: {path} contains no rows", key=key, value=str(path), hint="use a file with rows")
     return table
+
+
+@lru_cache(OPEN_FILES)
+def _opened(path: Path, key: str, cache: Path, _fingerprint: str) -> Table:
+    return _OPEN_FUNCTIONS[path.suffix.lower()](path, key, cache)
 
 
 class _TextTable:
@@ -190,7 +197,7 @@ def _open_parquet(path: Path, key: str, cache: Path) -> Table:
                 del batches
                 copy = directory / f"{fingerprint}-{rows}.arrow"
                 write_atomically(copy, partial(_write_arrow, file, rows))
-                remove_unused(directory, copy)
+                remove_unused(cache, copy)
             rows = int(copy.stem.rpartition("-")[2])
             sizes = [size for group in range(file.num_row_groups) for size in _batch_sizes(file, group, rows)]
     except pa.ArrowException as error:
@@ -266,11 +273,12 @@ def _write_arrow(file: Any, batch_rows: int, output: Path) -> None:
                 writer.write_batch(checked(batch).cast(schema))
 
 
-def remove_unused(directory: Path, used: Path, limit: int | None = None) -> None:
-    """Remove the copies that were not used for longest until all together have at most `limit` bytes, by default
-    `MAX_CACHE_BYTES`; `used` stays. A process that has opened one of them keeps reading it."""
+def remove_unused(cache: Path, used: Path, limit: int | None = None) -> None:
+    """Remove the files in subdirectories of the cache that were not used for longest until all together have at most
+    `limit` bytes, by default `MAX_CACHE_BYTES`; `used` stays. A process that has opened one of them keeps reading
+    it."""
     limit = MAX_CACHE_BYTES if limit is None else limit
-    files = [(file.stat(), file) for file in directory.glob("*.arrow")]
+    files = [(file.stat(), file) for file in _cached_files(cache)]
     total = sum(status.st_size for status, _ in files)
     for status, file in sorted(files, key=lambda entry: entry[0].st_atime_ns):
         if total > limit and file != used:
@@ -278,10 +286,16 @@ def remove_unused(directory: Path, used: Path, limit: int | None = None) -> None
             total -= status.st_size
 
 
-def cached_tables(data: DataConfig) -> tuple[Path, int, int]:
-    """Return the directory of the copies of Parquet files, their size, and the limit of it, in bytes."""
-    directory = cache_directory(data.cache_dir) / "tables"
-    return directory, sum(file.stat().st_size for file in directory.glob("*.arrow")), MAX_CACHE_BYTES
+def _cached_files(cache: Path) -> Iterator[Path]:
+    """Yield the copies of Parquet files, and the encoded rows of fine-tuning."""
+    for name in ("tables", "encoded"):
+        yield from (cache / name).glob("*.arrow")
+
+
+def cached_data(data: DataConfig) -> tuple[Path, int, int]:
+    """Return the directory of the cache, the size of the files with rows in it, and the limit of it, in bytes."""
+    cache = cache_directory(data.cache_dir)
+    return cache, sum(file.stat().st_size for file in _cached_files(cache)), MAX_CACHE_BYTES
 
 
 def without_dictionary(field: pa.Field) -> pa.Field:

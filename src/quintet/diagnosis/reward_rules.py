@@ -163,8 +163,8 @@ def validation_falls(run: RunData, limits: Limits) -> Iterator[Finding]:
     for held_out in run.matching(*VALIDATION):
         if len(held_out) < limits["validations"] or not _is_score(held_out.name):
             continue
-        medians = [median(held_out.values[n : n + count]) for n in range(len(held_out) - count + 1)]
-        best = max(range(len(medians)), key=lambda n: medians[n])
+        medians = held_out.rolling_medians(count)
+        best = medians.index(max(medians))
         loss = medians[best] - medians[-1]
         scale = 1.0 if held_out.name.endswith("/success_rate") else _range(held_out, score)
         peak = held_out.steps[best + count - 1]

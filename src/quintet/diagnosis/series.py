@@ -93,6 +93,12 @@ class Series:
         ends = zip(starts, medians, strict=True)
         return [Block(self.steps[first], self.steps[first + size - 1], middle) for first, middle in ends]
 
+    def rolling_medians(self, size: int) -> list[float]:
+        """Return the median of each `size` consecutive values."""
+        windows = np.lib.stride_tricks.sliding_window_view(np.asarray(self.values, np.float64), size)
+        medians: list[float] = np.median(windows, axis=1).tolist()
+        return medians
+
     def above(self, limit: float) -> list[Block]:
         """Return the blocks at the end whose medians are all above a limit; empty if the last median is not."""
         return self._at_end(lambda block: block.median > limit)

@@ -18,18 +18,17 @@ from torch import Tensor, nn
 
 from quintet.errors import MachineError
 from quintet.policies.attention_backends import (
+    AttentionOptions,
     attention_backend,
     is_flash_allowed,
     scaled_dot_product_attention,
-    use_attention_backend,
+    use_attention_options,
 )
 from quintet.policies.flash_varlen import FlashVarlenInputs, supports_flash_varlen
 
 ATTENTION_IMPLEMENTATION = "quintet"
 MODELS_HINT = "docs/models.md lists the supported model families"
 UNSUPPORTED_OPTIONS = {
-    "softcap": "soft-capped scores",
-    "s_aux": "attention sinks",
     "position_bias": "a position bias",
     "indices": "an index of selected tokens (sparse attention)",
     "block_indices": "an index of selected blocks (sparse attention)",
@@ -69,6 +68,8 @@ def _attention(
     scaling: float,
     layout: AttentionLayout | None = None,
     sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **options: object,
 ) -> tuple[Tensor, None]:
     if attention_mask is not None or options.keys() & UNSUPPORTED_OPTIONS.keys():
@@ -86,7 +87,7 @@ def _attention(
     if width < k.shape[-1]:
         # latent attention: caches and kernels have one width for keys and values
         v = F.pad(v, (0, k.shape[-1] - width))
-    with use_attention_backend(attention_backend(module)):
+    with use_attention_options(AttentionOptions(attention_backend(module), softcap or None, s_aux)):
         return layout.attend(layer, q, k, v, scaling, window)[None, ..., :width], None
 
 

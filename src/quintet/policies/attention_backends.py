@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -16,7 +17,25 @@ from quintet.errors import ConfigError
 KEY = "policy.attention"
 EAGER, SDPA, FLASH = "eager", "sdpa", "flash_attention_2"
 FLASH_FIRST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-_active_backend: ContextVar[str | None] = ContextVar("attention", default=None)
+
+
+class AttentionOptions(NamedTuple):
+    """How one layer computes attention, besides its scale and window."""
+
+    backend: str | None = None
+    softcap: float | None = None
+    """Scores are `softcap · tanh(scores / softcap)`, as in Gemma 2 (arXiv:2408.00118)."""
+    sinks: Tensor | None = None
+    """[heads], the score of a further key with the value 0 for each head, as in gpt-oss."""
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether the weights are not the softmax of scaled products, as kernels compute it."""
+        return self.softcap is not None or self.sinks is not None
+
+
+DEFAULT_OPTIONS = AttentionOptions()
+_active: ContextVar[AttentionOptions] = ContextVar("attention", default=DEFAULT_OPTIONS)
 
 
 def set_attention_backend(model: nn.Module, backend: str | None) -> None:
@@ -48,18 +67,24 @@ def attention_backend(module: nn.Module) -> str | None:
 
 
 @contextmanager
-def use_attention_backend(backend: str | None) -> Iterator[None]:
-    """Compute attention with `backend` inside the `with` block."""
-    token = _active_backend.set(backend)
+def use_attention_options(options: AttentionOptions) -> Iterator[None]:
+    """Compute attention with `options` inside the `with` block."""
+    token = _active.set(options)
     try:
         yield
     finally:
-        _active_backend.reset(token)
+        _active.reset(token)
+
+
+def active_attention_options() -> AttentionOptions:
+    """Return the options of the layer that is computed."""
+    return _active.get()
 
 
 def is_flash_allowed() -> bool:
-    """Return whether the active backend permits flash-attn."""
-    return _active_backend.get() in (None, FLASH)
+    """Return whether the active options permit flash-attn."""
+    options = _active.get()
+    return options.backend in (None, FLASH) and not options.changes_scores
 
 
 def scaled_dot_product_attention(
@@ -69,10 +94,10 @@ def scaled_dot_product_attention(
 
     `mask` is bool [q, k] or [B, 1, q, k]; None for causal attention.
     """
-    backend = _active_backend.get()
-    if backend == EAGER:
-        return _eager_attention(query, key, value, mask, scale)
-    if backend == FLASH:
+    options = _active.get()
+    if options.backend == EAGER or options.changes_scores:
+        return _eager_attention(query, key, value, mask, scale, options)
+    if options.backend == FLASH:
         with sdpa_kernel(FLASH_FIRST, set_priority=True):
             return _torch_attention(query, key, value, mask, scale)
     return _torch_attention(query, key, value, mask, scale)
@@ -84,12 +109,21 @@ def _torch_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     )
 
 
-def _eager_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def _eager_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, options: AttentionOptions
+) -> Tensor:
     """Attention with the full score matrix and softmax in float32, as in `transformers`."""
     groups = query.shape[1] // key.shape[1]
     key, value = (x.repeat_interleave(groups, dim=1) for x in (key, value))
     if mask is None:
         mask = torch.ones(query.shape[-2], key.shape[-2], dtype=torch.bool, device=query.device).tril()
     scores = (query @ key.transpose(-1, -2)) * scale
-    weights = scores.float().masked_fill(~mask, float("-inf")).softmax(-1)
-    return weights.nan_to_num().to(value.dtype) @ value
+    if options.softcap is not None:
+        scores = torch.tanh(scores / options.softcap) * options.softcap
+    scores = scores.float().masked_fill(~mask, float("-inf"))
+    if options.sinks is None:
+        weights = scores.softmax(-1).nan_to_num()
+    else:
+        sinks = options.sinks.float()[:, None, None].expand(*scores.shape[:-1], 1)
+        weights = torch.cat([scores, sinks], -1).softmax(-1)[..., :-1]
+    return weights.to(value.dtype) @ value

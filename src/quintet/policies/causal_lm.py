@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.lora import merged_head_weight
-from quintet.policies.masked_head import head_logits
+from quintet.policies.output_head import head_logits
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.parallel.token_sharding import TokenSharding
 from quintet.policies.token_statistics import (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quintet.kernels.training import TrainingKernels, training_kernels
-from quintet.policies.masked_head import MaskedHead, mask_logits_
+from quintet.policies.output_head import OutputHead, mask_logits_
 
 MAX_LOGITS_IN_MEMORY = 2**25
 """Size of a chunk of logits, tokens × vocabulary: 128 MiB in float32. If all logits fit into one chunk, they are saved
@@ -61,6 +61,8 @@ def fused_token_statistics(
     if kernels is None:
         return None
     weight = head.weight
+    if isinstance(head, OutputHead):
+        temperature /= head.transform.scale
     with torch.autocast("cpu", enabled=False):
         statistics: tuple[Tensor, ...] = _FusedStatistics.apply(  # type: ignore[no-untyped-call]
             kernels, hidden_states.to(dtype), weight, head, targets, temperature, torch.is_grad_enabled()
@@ -69,9 +71,11 @@ def fused_token_statistics(
 
 
 def _is_supported_head(head: nn.Linear, dtype: torch.dtype) -> bool:
-    """Return whether the head is a linear layer without bias and hooks, whose weights are float32, or were gathered by
-    FSDP in `dtype`, the type of matrix products."""
-    if type(head) not in (nn.Linear, MaskedHead) or head.bias is not None:
+    """Return whether the head is a linear layer without bias, soft cap and hooks, whose weights are float32, or were
+    gathered by FSDP in `dtype`, the type of matrix products."""
+    if type(head) not in (nn.Linear, OutputHead) or head.bias is not None:
+        return False
+    if isinstance(head, OutputHead) and (head.transform.softcap is not None or head.transform.scale <= 0):
         return False
     has_hooks = head._forward_hooks or head._forward_pre_hooks or head._backward_hooks or head._backward_pre_hooks
     weight = head.weight

@@ -282,7 +282,7 @@ class InferenceDecoder:
     @classmethod
     def from_body(cls, body: nn.Module) -> InferenceDecoder | None:
         """Return a decoder for a body with supported layers, with or without adapters, and no hooks; else None."""
-        if not _is_supported(body):
+        if decoder_obstacle(body):
             return None
         decoder = cls(body)
         difference = decoder._probe_difference()
@@ -418,17 +418,24 @@ class InferenceDecoder:
             )
 
 
-def _is_supported(body: nn.Module) -> bool:
-    """Return whether this class computes everything that the body's forward pass does."""
+def decoder_obstacle(body: nn.Module) -> str | None:
+    """Return why `InferenceDecoder` does not compute everything that the body's forward pass does, for a message, or
+    None."""
     layers = getattr(body, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or _hidden_act(body) != "silu":
-        return False
-    if any(type(layer).__name__ not in SUPPORTED_LAYERS or has_sliding_window(layer) for layer in layers):
-        return False
+    if not isinstance(layers, nn.ModuleList):
+        return f"there is no decoder for {type(body).__name__}"
+    if others := [name for layer in layers if (name := type(layer).__name__) not in SUPPORTED_LAYERS]:
+        return f"there is no decoder for {others[0]}"
+    if _hidden_act(body) != "silu":
+        return "its activation is not silu"
+    if any(map(has_sliding_window, layers)):
+        return "its attention has a sliding window"
     if any(_is_modified(module) for module in body.modules()):
-        return False
+        return "its modules have hooks or another forward pass"
     linear = [module for module in layers.modules() if hasattr(module, "in_features") or hasattr(module, "base_layer")]
-    return all(type(module) is nn.Linear or has_adapters(module) for module in linear)
+    if not all(type(module) is nn.Linear or has_adapters(module) for module in linear):
+        return "its projections are no plain linear layers"
+    return None
 
 
 def _hidden_act(body: nn.Module) -> str | None:

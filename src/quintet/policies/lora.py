@@ -83,6 +83,7 @@ def add_lora(model: PreTrainedModel, config: LoraConfig, *, seed: int = 0, key: 
         except ValueError as error:
             raise _no_matching_layers(model, config, key) from error
     _check_tied_embeddings(model, config, key)
+    _check_head(model, config, key)
     for _, layer in _iter_lora_layers(model):
         layer.eval()
     if config.path is not None:
@@ -183,6 +184,22 @@ def _no_matching_layers(model: PreTrainedModel, config: LoraConfig, key: str) ->
         key=f"{key}.target_modules",
         value=config.target_modules,
         hint=available_layers_hint(f"{key}.target_modules", linear_names),
+    )
+
+
+def _check_head(model: PreTrainedModel, config: LoraConfig, key: str) -> None:
+    """Raise if the head is adapted whose logits the model scales or caps: adapters add to the results of a layer."""
+    head: Any = model.get_output_embeddings()
+    if not has_adapters(head) or getattr(head.base_layer, "is_plain", True):
+        return
+    message = "adapters of a head whose logits the model scales or caps are not supported"
+    if config.path is not None:
+        raise ConfigError(f"{key}.path = {config.path}: {message}", key=f"{key}.path", value=config.path)
+    raise ConfigError(
+        f"{key}.target_modules = {', '.join(config.target_modules)}: {message}",
+        key=f"{key}.target_modules",
+        value=config.target_modules,
+        hint=targets_without_head_hint(f"{key}.target_modules", config.target_modules),
     )
 
 

@@ -20,7 +20,7 @@ from quintet.errors import MachineError, UserError
 from quintet.policies.attention import MODELS_HINT, AttentionLayout, PackedLayout, register_attention
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.layer_kinds import num_distinct_layers
-from quintet.policies.masked_head import MASKED_LOGIT, MaskedHead
+from quintet.policies.output_head import MASKED_LOGIT, OutputHead, untransformed_logits
 from quintet.policies.vision.image_encoder import is_vision_language, text_decoder
 from quintet.policies.vision.image_probe import image_probe
 
@@ -125,10 +125,11 @@ def reference_logits(model: PreTrainedModel, sequences: Sequence[Tensor]) -> lis
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Compute attention and masks by transformers' own code inside the `with` block."""
+    """Compute attention, masks and logits by transformers' own code inside the `with` block."""
     model.set_attn_implementation("eager")
     try:
-        yield
+        with untransformed_logits(model.lm_head):
+            yield
     finally:
         model.set_attn_implementation(register_attention())
 
@@ -247,6 +248,6 @@ def _shrink_modules(miniature: PreTrainedModel) -> None:
         for name in WINDOW_SETTINGS:
             if getattr(module, name, None):
                 setattr(module, name, WINDOW)
-        if isinstance(module, MaskedHead):
+        if isinstance(module, OutputHead):
             masked = module.masked_tokens
             module.masked_tokens = masked[masked < VOCABULARY]

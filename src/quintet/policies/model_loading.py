@@ -16,9 +16,9 @@ from quintet.config.plan.model_support import unsupported_reason
 from quintet.errors import ConfigError, MachineError, UserError, did_you_mean
 from quintet.loading_lock import LOADING_LOCK
 from quintet.policies.attention import MODELS_HINT, register_attention
-from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_check import check_model
 from quintet.policies.model_files import check_index
+from quintet.policies.output_head import install_output_head
 from quintet.policies.transformers_interface import checkpointing_attribute
 from quintet.policies.vision.image_encoder import is_vision_language, placeholder_tokens, prepare_vision_encoder
 from quintet.policies.vision.image_processing import ImageProcessor
@@ -88,11 +88,34 @@ def load_model(
     model.eval()
     if is_vision_language(config):
         prepare_vision_language_model(model, directory)
+    elif is_computed and hasattr(model, "lm_head"):
+        install_output_head(model)
     if is_computed:
         check_model(model, directory)
         limit_positions(model)
     loaded: PreTrainedModel = model
     return loaded
+
+
+def build_meta_model(directory: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
+    """Build the model of a directory without its weights, on the device meta.
+
+    Raises:
+        MachineError: transformers does not know the model, or its files are damaged.
+    """
+    _require_config_json(directory)
+    try:
+        config = _load_config(directory, {}, trust_remote_code=trust_remote_code)
+        with torch.device("meta"):
+            model: PreTrainedModel = _auto_class(config).from_config(config, trust_remote_code=trust_remote_code)
+        if (directory / "generation_config.json").is_file():
+            from transformers import GenerationConfig
+
+            model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    except (OSError, ValueError) as error:
+        hint = "use a directory in Hugging Face format"
+        raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
+    return model
 
 
 def _auto_class(config: PreTrainedConfig) -> Any:
@@ -126,7 +149,7 @@ def prepare_vision_language_model(model: PreTrainedModel, directory: str | Path)
         MachineError: the directory has no image processor.
     """
     prepare_vision_encoder(model, ImageProcessor.from_directory(directory))
-    model.lm_head = MaskedHead(model.lm_head.weight, placeholder_tokens(model.config))
+    install_output_head(model, placeholder_tokens(model.config))
 
 
 def _load_config(directory: str | Path, overrides: Mapping[str, Any], *, trust_remote_code: bool) -> PreTrainedConfig:

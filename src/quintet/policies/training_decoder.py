@@ -182,7 +182,7 @@ def training_hidden_states(
         return None
     dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     kernels = training_kernels(dtype)
-    if kernels is None or not _is_supported(body, dtype) or attention_backend(body.layers[0].self_attn):  # type: ignore[index, union-attr]
+    if kernels is None or kernel_obstacle(body, dtype) or attention_backend(body.layers[0].self_attn):  # type: ignore[index, union-attr]
         return None
     states = body.embed_tokens(tokens) if embeddings is None else embeddings  # type: ignore[operator]
     return _run_layers(body, kernels, states.float(), position_ids, layout)
@@ -252,50 +252,60 @@ def _layer_weights(layer: Any) -> tuple[Tensor, ...]:
     )
 
 
-def _is_supported(body: Any, dtype: torch.dtype) -> bool:
-    """Return whether the kernels compute the body; `dtype` is the type of matrix products.
+def kernel_obstacle(body: Any, dtype: torch.dtype) -> str | None:
+    """Return why the kernels do not compute the body, for a message, or None; `dtype` is the type of matrix products.
 
     FSDP gathers all weights in the same type: the embedding, which is gathered before the layers, has the type that
     the weights of the layers will have.
     """
     cls = type(body)
     if cls.__name__ not in SUPPORTED_BODIES or not cls.__module__.startswith("transformers.models."):
-        return False
+        return f"there are no kernels for {cls.__name__}"
     layers = body.layers
     if not len(layers) or body.config.get_text_config().hidden_act != "silu":
-        return False
+        return "its activation is not silu"
     units = {layer for layer in layers if is_fsdp_unit(layer)}
     if any(_is_modified(module) for module in body.modules() if module not in units):
-        return False
+        return "its modules have hooks or another forward pass"
     dtypes = {torch.float32, dtype} if units else {torch.float32}
     if any(not _is_local(weight, dtypes) for weight in (body.embed_tokens.weight, body.norm.weight)):
-        return False
-    return all(_is_supported_layer(layer) for layer in layers)
+        return "its weights are not float32 on a CPU"
+    return next((obstacle for layer in layers if (obstacle := _layer_obstacle(layer)) is not None), None)
 
 
-def _is_supported_layer(layer: Any) -> bool:
-    """Return whether the layer's architecture is supported, with float32 weights, local or sharded by FSDP, and no
-    checkpointing."""
+def _layer_obstacle(layer: Any) -> str | None:
+    """Return why the kernels do not compute the layer: its architecture, its weights, which are to be float32, local or
+    sharded by FSDP, or the recomputation of its activations."""
     is_sharded = is_fsdp_unit(layer)
-    if type(layer).__name__.removeprefix("FSDP" if is_sharded else "") not in SUPPORTED_LAYERS:
-        return False
+    if (name := type(layer).__name__.removeprefix("FSDP" if is_sharded else "")) not in SUPPORTED_LAYERS:
+        return f"there are no kernels for {name}"
     if getattr(layer, "gradient_checkpointing", False):
-        return False
+        return "its activations are recomputed"
+    if (obstacle := _projection_obstacle(layer)) is not None:
+        return obstacle
+    attention = layer.self_attn
+    is_computable = _is_sharded_float32 if is_sharded else _is_local
+    if not all(is_computable(weight) for weight in _layer_weights(layer)):
+        return "its weights are not float32 on a CPU"
+    if attention.training and getattr(attention, "attention_dropout", 0.0):
+        return "its attention has dropout"
+    rope = getattr(attention.config, "rope_parameters", None) or {}
+    if rope.get("partial_rotary_factor", 1.0) != 1.0:
+        return "a part of each head has no rotary embedding"
+    if attention.head_dim % VECTOR_LANES:
+        return f"its heads have {attention.head_dim} numbers, not a multiple of {VECTOR_LANES}"
+    return "its attention has a sliding window" if has_sliding_window(layer) else None
+
+
+def _projection_obstacle(layer: Any) -> str | None:
     attention, mlp = layer.self_attn, layer.mlp
     inputs = (attention.q_proj, attention.k_proj, attention.v_proj)
     outputs = (attention.o_proj, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
     if any(type(module) is not nn.Linear for module in (*inputs, *outputs)):
-        return False
+        return "its projections have adapters, or are no plain linear layers"
     if any(module.bias is not None for module in outputs) or len({module.bias is None for module in inputs}) > 1:
-        return False
-    has_dropout = attention.training and getattr(attention, "attention_dropout", 0.0)
-    is_computable = _is_sharded_float32 if is_sharded else _is_local
-    if not all(is_computable(weight) for weight in _layer_weights(layer)):
-        return False
-    rope = getattr(attention.config, "rope_parameters", None) or {}
-    if has_dropout or rope.get("partial_rotary_factor", 1.0) != 1.0:
-        return False
-    return bool(attention.head_dim % VECTOR_LANES == 0) and not has_sliding_window(layer)
+        return "it has other biases than those of queries, keys and values"
+    return None
 
 
 def has_sliding_window(layer: Any) -> bool:
@@ -322,8 +332,9 @@ def is_fsdp_unit(module: nn.Module) -> bool:
 
 
 def _is_local(weight: Tensor, dtypes: Collection[torch.dtype] = (torch.float32,)) -> bool:
+    # without contents on the device meta: a model that is not loaded yet
     is_plain = type(weight) in (nn.Parameter, Tensor) and weight.dtype in dtypes
-    return is_plain and weight.device.type == "cpu" and weight.is_contiguous()
+    return is_plain and weight.device.type in ("cpu", "meta") and weight.is_contiguous()
 
 
 def _is_sharded_float32(weight: Tensor) -> bool:

@@ -9,15 +9,17 @@ import torch
 
 from quintet.config.native.experiment import Experiment
 from quintet.runtime.memory import keep_freed_memory
+from quintet.runtime.openmp_waiting import follow_load
 from quintet.seeds import derive_seed
 
 
 def configure_process(config: Experiment) -> None:
-    """Set the number of torch's threads to `training.threads`, let the allocator keep freed memory, and silence
-    spurious torch warnings."""
+    """Set the number of torch's threads to `training.threads`, have them wait for each other as the load demands, let
+    the allocator keep freed memory, and silence spurious torch warnings."""
     keep_freed_memory()
     _silence_fsdp_warnings()
     torch.set_num_threads(config.training.threads or torch.get_num_threads())
+    follow_load()
 
 
 def seed_torch(config: Experiment) -> None:

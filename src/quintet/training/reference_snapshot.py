@@ -9,10 +9,10 @@ from functools import partial
 from typing import Unpack
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from quintet.policies.lora import has_adapters, is_adapter_name, merged_head_weight
+from quintet.policies.output_head import head_logits
 from quintet.policies.packed_batch import PackedBatch
 from quintet.policies.token_statistics import LazyLogits, StatisticsOptions, TokenStatistics
 from quintet.training.offload import reshard
@@ -54,7 +54,7 @@ class ReferenceSnapshot(PolicyScorer):
             logits = super().lazy_logits(packed)
             head = self.model.lm_head
             if has_adapters(head):
-                return LazyLogits(logits.hidden_states, partial(F.linear, weight=merged_head_weight(head)))
+                return LazyLogits(logits.hidden_states, partial(head_logits, head, merged_head_weight(head)))
             return logits
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:

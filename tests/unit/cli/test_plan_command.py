@@ -335,7 +335,7 @@ def test_plan_and_help_load_nothing_that_makes_them_slow(overrides: list[str], h
     [
         ({"model_type": "qwen3_5_text"}, "linear-attention layers (qwen3_5_text) are not supported yet"),
         ({"layer_types": ["full_attention", "conv"]}, "short-convolution layers (qwen2) are not supported yet"),
-        ({"attn_logit_softcapping": 50.0}, "soft-capped attention scores (qwen2) are not supported yet"),
+        ({"index_topk": 64}, "sparse attention by an index (qwen2) are not supported yet"),
     ],
 )
 @pytest.mark.parametrize("command_name", ["plan", "train"])

@@ -240,13 +240,14 @@ def test_the_cache_keeps_the_copies_that_were_used_last(tmp_path: Path, monkeypa
     for age, name in enumerate(names[:2]):  # the first was used an hour before the second
         (copy,) = (tmp_path / "tables").glob(f"{tables.file_fingerprint(name)}-*")
         os.utime(copy, (age * 3600, age * 3600))
+    tables._opened.cache_clear()  # as in another process
     open_rows([str(names[0])], KEY, str(tmp_path))
     monkeypatch.setattr(tables, "MAX_CACHE_BYTES", 2 * size)
     write(names[2], ROWS)
     open_rows([str(names[2])], KEY, str(tmp_path))
     left = {copy.stem.partition("-")[0] for copy in (tmp_path / "tables").iterdir()}
     assert left == {tables.file_fingerprint(names[0]), tables.file_fingerprint(names[2])} != set(copies)
-    assert tables.cached_tables(DataConfig(cache_dir=str(tmp_path))) == (tmp_path / "tables", 2 * size, 2 * size)
+    assert tables.cached_data(DataConfig(cache_dir=str(tmp_path))) == (tmp_path, 2 * size, 2 * size)
     assert opened[1][0] == ROWS[0], "a copy that is open can be read after it was removed"
 
 
@@ -346,3 +347,12 @@ def test_a_directory_of_save_to_disk_has_the_rows_of_its_arrow_files(tmp_path: P
     (directory / files[0]).write_bytes(b"no table")
     with pytest.raises(ConfigError, match="is not a readable Arrow file"):
         open_rows([str(directory)], "data.train_files", str(tmp_path))
+
+
+def test_a_file_is_read_once_per_process_unless_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1}\n')
+    first = tables.open_table(path, KEY, tmp_path)
+    assert tables.open_table(path, KEY, tmp_path) is first
+    path.write_text('{"n": 10}\n')
+    assert tables.open_table(path, KEY, tmp_path)[0] == {"n": 10}

@@ -27,9 +27,11 @@ COMMON = (
 
 
 @pytest.fixture(autouse=True)
-def _lazy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Encode every split when it is needed, as splits of many rows."""
+def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """Encode every split when it is needed, as splits of many rows; gives the cache."""
     monkeypatch.setattr(sft_rows, "MAX_EAGER_ROWS", 0)
+    monkeypatch.setattr(sft_rows, "cache_directory", lambda _: tmp_path / "cache")
+    return tmp_path / "cache"
 
 
 def test_rows_that_workers_encode_ahead_train_the_same_weights(tune: Run) -> None:
@@ -118,3 +120,29 @@ def test_each_row_is_encoded_once_by_a_worker_or_here() -> None:
     assert len(notes) == 1
     with pytest.raises(ConfigError, match="no row of a step"):
         rows.batch([4])
+
+
+@pytest.mark.parametrize("check", ["columns", "all"])
+def test_a_run_that_is_started_again_encodes_nothing(tune: Run, monkeypatch: pytest.MonkeyPatch, check: str) -> None:
+    first = tune(f"data.check={check}", name="first")
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("a row is encoded or checked again")
+
+    monkeypatch.setattr(sft_rows, "WorkerPool", refuse)
+    monkeypatch.setattr(sft_rows.RowEncoder, "__call__", refuse)
+    monkeypatch.setattr(sft_rows.RowEncoder, "check_columns", refuse)
+    again = tune(f"data.check={check}", name="again")
+    weights = [load_file(run / "model" / "model.safetensors") for run in (first, again)]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_settings_that_change_tokens_have_other_cached_rows(tune: Run, cache: Path) -> None:
+    changes = ("sft.max_tokens=64", "data.template=chatml", "sft.train_on_prompt=true", "data.system_prompt=Hello")
+    fingerprints: set[str] = set()
+    for number, words in enumerate([(), *((change,) for change in changes)]):
+        tune("sft.epochs=1", "data.max_steps=1", *words, name=str(number))
+        fingerprints |= {file.name.partition("-")[0] for file in (cache / "encoded").iterdir()}
+        assert len(fingerprints) == 2 * (number + 1), "those of both splits"
+    tune("data.seed=3", "sft.batch=4", "sft.epochs=1", "data.max_steps=1", name="order")
+    assert {file.name.partition("-")[0] for file in (cache / "encoded").iterdir()} == fingerprints

@@ -12,9 +12,10 @@ from quintet.errors import ConfigError
 from quintet.policies import attention_backends
 from quintet.policies.attention import PackedLayout
 from quintet.policies.attention_backends import (
+    AttentionOptions,
     scaled_dot_product_attention,
     set_attention_backend,
-    use_attention_backend,
+    use_attention_options,
 )
 from quintet.policies.model_loading import load_model
 from quintet.policies.packed_batch import PackedBatch
@@ -35,7 +36,7 @@ def test_the_plain_product_by_hand(masked: bool) -> None:
     query, key = torch.tensor([[[[0.0], [1.0]]]]), torch.tensor([[[[0.0], [3.0]]]]).log1p() / torch.tensor(4.0).log()
     value = torch.tensor([[[[4.0], [8.0]]]])
     mask = torch.tensor([[True, False], [True, True]]) if masked else None
-    with use_attention_backend("eager"):
+    with use_attention_options(AttentionOptions("eager")):
         out = scaled_dot_product_attention(query, key, value, mask, float(torch.tensor(3.0).log()))
     torch.testing.assert_close(out.flatten(), torch.tensor([4.0, 7.0]))
 
@@ -82,7 +83,7 @@ def test_flash_attention_comes_first_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         attention_backends, "sdpa_kernel", lambda *value, **keywords: asked.append(value[0]) or own(*value, **keywords)
     )
-    with use_attention_backend(attention_backends.attention_backend(layer)):
+    with use_attention_options(AttentionOptions(attention_backends.attention_backend(layer))):
         query = torch.randn(1, 2, 3, 4)
         scaled_dot_product_attention(query, query, query, None, 0.5)
     assert asked == [attention_backends.FLASH_FIRST]

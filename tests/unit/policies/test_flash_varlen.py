@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quintet.policies import attention, flash_varlen
 from quintet.policies.attention import PackedLayout
-from quintet.policies.attention_backends import use_attention_backend
+from quintet.policies.attention_backends import AttentionOptions, use_attention_options
 from quintet.policies.flash_varlen import supports_flash_varlen
 
 
@@ -86,7 +86,7 @@ def test_a_token_attends_to_the_last_tokens_of_its_own_sequence(
     parts = [torch.arange(starts[i], starts[i + 1]) for i in range(len(sizes))]
     torch.manual_seed(window)
     query, key, value = (torch.randn(sum(sizes), heads, 8) for heads in (4, 2, 2))
-    with use_attention_backend(backend):
+    with use_attention_options(AttentionOptions(backend)):
         out = PackedLayout(branches, prefix, stems, parents).attend(0, query, key, value, 0.3, window)
     for branch in range(len(branches)):
         stem = [] if parents is None else [parts[1 + int(parents[branch])]]

@@ -19,7 +19,15 @@ from transformers.models.auto.modeling_auto import (
 
 from quintet.config.native.policy import LoraConfig
 from quintet.errors import MachineError, UserError
-from quintet.policies import attention, hidden_states, inference_decoder, model_check, model_loading, training_decoder
+from quintet.policies import (
+    attention,
+    hidden_states,
+    inference_decoder,
+    model_check,
+    model_loading,
+    output_head,
+    training_decoder,
+)
 from quintet.policies.attention import PackedLayout
 from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.inference_decoder import InferenceDecoder
@@ -101,17 +109,17 @@ def without_norms(patch: pytest.MonkeyPatch) -> None:
 
 
 def without_soft_cap(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(attention, "UNSUPPORTED_OPTIONS", {})
-    patch.setattr(model_loading, "unsupported_reason", lambda _: None)
-    caps = AutoModelForCausalLM.from_pretrained
+    options = attention.AttentionOptions
+    patch.setattr(attention, "AttentionOptions", lambda backend, softcap, sinks: options(backend, None, sinks))
 
-    def sharp(*arguments: Any, **options: Any) -> Any:
-        model, loading = caps(*arguments, **options)
-        for name, weight in model.named_parameters():
-            weight.data *= 40.0 if name.endswith(("q_proj.weight", "k_proj.weight")) else 1.0
-        return model, loading
 
-    patch.setattr(AutoModelForCausalLM, "from_pretrained", sharp)
+def without_sinks(patch: pytest.MonkeyPatch) -> None:
+    options = attention.AttentionOptions
+    patch.setattr(attention, "AttentionOptions", lambda backend, softcap, sinks: options(backend, softcap))
+
+
+def without_logit_transform(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(output_head.LogitTransform, "apply", lambda _, logits: logits)
 
 
 @pytest.mark.parametrize(
@@ -127,7 +135,10 @@ def without_soft_cap(patch: pytest.MonkeyPatch) -> None:
         ("qwen3", {}, with_another_scale),
         ("qwen2", {}, without_biases),
         ("llama", {}, without_norms),
-        ("gemma2", {"final_logit_softcapping": None, "attn_logit_softcapping": 2.0}, without_soft_cap),
+        ("gemma2", {}, without_soft_cap),
+        ("gpt_oss", {}, without_sinks),
+        ("granite", {}, without_logit_transform),
+        ("nanochat", {}, without_logit_transform),
     ],
 )
 def test_a_decoder_that_computes_something_else_is_refused(

@@ -102,13 +102,8 @@ def test_a_family_that_cannot_be_built_small_is_refused_by_name(family: str) -> 
 @pytest.mark.parametrize(
     ("family", "settings", "feature"),
     [
-        ("gemma2", {}, "soft-capped attention scores"),
-        ("gemma2", {"attn_logit_softcapping": None}, "soft-capped logits"),
-        ("gemma2", {"attn_logit_softcapping": None, "final_logit_softcapping": None}, None),
         ("granitemoehybrid", {}, "linear-attention layers"),
         ("granitemoehybrid", {"layer_types": ["full_attention"] * 2}, None),
-        ("granite", {"logits_scaling": 8.0}, "scaled logits"),
-        ("gemma3_text", {"final_logit_softcapping": 30.0}, "soft-capped logits"),
     ],
 )
 def test_settings_of_a_family_decide(

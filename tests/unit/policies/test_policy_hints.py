@@ -29,7 +29,14 @@ from quintet.policies import liger, model_loading, reward_model
 from quintet.policies.attention import MODELS_HINT, PackedLayout, _attention
 from quintet.policies.attention_backends import set_attention_backend
 from quintet.policies.lora import add_lora, load_adapters, save_adapters
-from quintet.policies.model_loading import enable_activation_checkpointing, limit_positions, load_model, load_tokenizer
+from quintet.policies.model_loading import (
+    build_meta_model,
+    enable_activation_checkpointing,
+    limit_positions,
+    load_model,
+    load_tokenizer,
+)
+from quintet.policies.output_head import LogitTransform, OutputHead
 from quintet.policies.reward_model import RewardModel
 from quintet.policies.routers import freeze_routers
 from quintet.policies.tiny_models import get_preset
@@ -42,6 +49,10 @@ def model() -> Any:
 
 def loaded(directory: str) -> None:
     load_model(directory)
+
+
+def built_without_weights(directory: str) -> None:
+    build_meta_model(Path(directory))
 
 
 def with_images(directory: str) -> None:
@@ -94,6 +105,13 @@ def with_liger(setting: tuple[bool, bool]) -> None:
 
 def adapted(settings: Mapping[str, Any]) -> None:
     add_lora(model(), LoraConfig(**settings))
+
+
+def adapted_scaled(settings: Mapping[str, Any]) -> None:
+    """Adapt a model that scales its logits."""
+    scaled = load_model("llama")
+    scaled.lm_head = OutputHead(scaled.lm_head.weight, transform=LogitTransform(scale=0.5))
+    add_lora(scaled, LoraConfig(**settings))
 
 
 def continued(rank: int) -> None:
@@ -150,14 +168,14 @@ def with_library(directory: str) -> None:
 DIRECTORY = "use a directory with config.json and weights"
 CLASSIFIER = "set reward.model.path to a sequence or token classifier"
 TARGETS = "policy.lora.target_modules"
-GEMMA: dict[str, Any] = {
+SIZES: dict[str, Any] = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "intermediate_size": 48,
     "vocab_size": 420,
     "head_dim": 8,
 }
-GEMMA |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 1.0}
+SIZES |= {"num_attention_heads": 4, "num_key_value_heads": 2, "initializer_range": 1.0}
 RANK_2 = {"path": "rank2", "rank": 2, "alpha": 4.0}
 ALL = {"target_modules": ("all-linear",)}
 
@@ -178,9 +196,10 @@ CASES = [
         "images",
     ),
     case(loaded, "broken", "use an earlier checkpoint, or another model", "model"),
-    case(loaded, "gemma", MODELS_HINT, "model"),
+    case(loaded, "diffllama", MODELS_HINT, "model"),
+    case(built_without_weights, "damaged", "use a directory in Hugging Face format", "model"),
     case(loaded, "llava", MODELS_HINT, "model"),
-    case(without_word, ("gemma", {}), MODELS_HINT, ("model", {})),
+    case(without_word, ("diffllama", {}), MODELS_HINT, ("model", {})),
     case(without_word, ("llama", {"forward": None}), MODELS_HINT, ("llama", {})),
     case(without_word, ("llama", {"from_pretrained": None}), MODELS_HINT, ("llama", {})),
     case(overridden, {"router_aux_loss_coef": 0.1}, "remove policy.overrides.router_aux_loss_coef", {}),
@@ -188,7 +207,7 @@ CASES = [
     case(overridden, {"zzzzzz": 2}, "mixture/config.json has its settings", {"hidden_act": "gelu"}),
     case(get_preset, "grid-1n", "did you mean 'grid-1m'? valid presets: ", "grid-1m"),
     # layers
-    case(attended, {"softcap": 30.0}, MODELS_HINT, {"softcap": None}),
+    case(attended, {"position_bias": 1.0}, MODELS_HINT, {"position_bias": None}),
     case(attended, {"layout": None}, MODELS_HINT, {}),
     case(rotated, 5, "limit rollout.max_prompt_tokens + rollout.max_response_tokens, and sft.max_tokens, to 4", 4),
     case(computed_by, "sdap", "policy.attention=sdpa, eager or, on a GPU, ", "sdpa", "eager", None),
@@ -208,6 +227,13 @@ CASES = [
     case(adapted, targets("zzz"), "it has down_proj, ", targets("down_proj"), ALL),
     case(
         adapted,
+        targets("lm_head", "q_proj"),
+        f"{TARGETS}=[q_proj], or {TARGETS}=all-linear",
+        targets("q_proj"),
+        ALL,
+    ),
+    case(
+        adapted_scaled,
         targets("lm_head", "q_proj"),
         f"{TARGETS}=[q_proj], or {TARGETS}=all-linear",
         targets("q_proj"),
@@ -238,9 +264,11 @@ def directories(tmp_path_factory: pytest.TempPathFactory, policy_directory: Path
     (root / "llava").mkdir()
     (root / "llava/config.json").write_text('{"model_type": "llava"}')
     (root / "empty").mkdir()
+    (root / "damaged").mkdir()
+    (root / "damaged/config.json").write_text('{"model_type": "not one"}')
     (root / "empty/config.json").write_text("{}")
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("gemma2", **GEMMA)).save_pretrained(root / "gemma")
-    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **GEMMA)).save_pretrained(root / "llama")
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("diffllama", **SIZES)).save_pretrained(root / "diffllama")
+    AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES)).save_pretrained(root / "llama")
     broken = load_model(policy_directory)
     nn.init.constant_(broken.lm_head.weight, float("nan"))
     broken.save_pretrained(root / "broken")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -76,3 +78,23 @@ def test_arrow_parses_healthy_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metric_columns, "parse_metrics", None)
     columns.add_block(block({"step": 1, "a": 0.5, "new": 7}, {"step": 2, "a": None}))
     assert columns.line(1) == {"step": 1, "a": 0.5, "new": 7.0}
+
+
+def test_reading_imports_no_pandas(tmp_path: Path) -> None:
+    """It takes 50 MB and half a second, more than the metrics of most runs."""
+    (tmp_path / "m.jsonl").write_bytes(block({"step": 1, "a": 1.0}, {"step": 2, "b": 3}, {"step": 3, "b": None}))
+    code = (
+        "import sys; from pathlib import Path; from quintet.tracking.metric_columns import read_columns\n"
+        "columns = read_columns(Path(sys.argv[1]))\n"
+        "print(list(columns.points('b')[1]), columns.null_steps('b'), 'pandas' in sys.modules)"
+    )
+    command = [sys.executable, "-c", code, str(tmp_path / "m.jsonl")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "[3.0] [3] False\n"
+
+
+def test_values_of_every_line_are_not_copied() -> None:
+    columns = MetricColumns()
+    columns.add_block(block({"step": 1, "a": 1.0, "b": 2.0}, {"step": 2, "a": 0.5}))
+    assert columns.points("a")[0] is columns.steps
+    assert columns.points("a")[1] is columns.points("a")[1]
+    assert [list(part) for part in columns.points("b")] == [[1], [2.0]]

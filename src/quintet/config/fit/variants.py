@@ -4,6 +4,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, product
 
 from quintet.config.checks.backends import backend_problems
@@ -16,7 +17,7 @@ from quintet.config.plan.advice import TIGHT_FIT
 from quintet.config.plan.batches import max_sequence_tokens, rank_workload
 from quintet.config.plan.component_memory import MemoryUse, idle_memory
 from quintet.config.plan.devices import DeviceFigures
-from quintet.config.plan.memory import MemoryPlan, is_supported, plan_memory
+from quintet.config.plan.memory import MemoryPlan, is_supported, learner_memory, plan_memory
 from quintet.config.plan.models import Models
 from quintet.config.plan.placement import Devices, Placement, place_components, placement_problems
 from quintet.config.plan.step_time import Seconds, engine_seconds, learner_seconds, offload_seconds
@@ -93,7 +94,7 @@ def undominated(variants: Iterable[Variant]) -> list[Variant]:
     return [variant for _, variant in front]
 
 
-@dataclass(slots=True)
+@dataclass
 class VariantSearch:
     """The variants of a configuration on a cluster, and why others were rejected."""
 
@@ -115,6 +116,8 @@ class VariantSearch:
     problems: list[ConfigProblem] = field(default_factory=list)
     """Problems of rejected parallel sizes."""
     _settable: dict[str, bool] = field(default_factory=dict)
+    _user_values: dict[str, object] = field(default_factory=dict)
+    """Values of the user by key, since each is compared thousands of times."""
 
     def __post_init__(self) -> None:
         self.placement = place_components(self.base.experiment)
@@ -122,7 +125,12 @@ class VariantSearch:
 
     def differing(self, changes: Changes) -> Changes:
         """Return the changes that differ from the configuration of the user."""
-        return {key: value for key, value in changes.items() if self.user.value(key) != value}
+        return {key: value for key, value in changes.items() if self._user_value(key) != value}
+
+    def _user_value(self, key: str) -> object:
+        if key not in self._user_values:
+            self._user_values[key] = self.user.value(key)
+        return self._user_values[key]
 
     def layouts(self) -> Iterator[Changes]:
         """Yield the parallel sizes and sharding groups of the learners that pass all checks of a plan."""
@@ -160,6 +168,12 @@ class VariantSearch:
             if group > 1 and rest == 0 == group % sequence:
                 yield group
 
+    @cached_property
+    def _offloading(self) -> list[tuple[Changes, Experiment]]:
+        """What is offloaded, and the configuration with it alone: parallel sizes and budgets do not change what an
+        offload takes and gives back."""
+        return [(offload, with_values(self.base, offload).experiment) for offload in self._offloads()]
+
     @property
     def _on_megatron(self) -> bool:
         return self.base.experiment.actor.backend == "megatron"
@@ -178,21 +192,20 @@ class VariantSearch:
     def learner_variants(self, layout: Changes) -> Iterator[Variant]:
         """Yield budgets, gradient checkpointing, reductions and offloads of learners with these parallel sizes, those
         that make no difference to memory once."""
-        offloads, different = list(self._offloads()), []
+        different = []
+        placed = with_values(self.base, layout)
+        placement = place_components(placed.experiment)
         for budget, switches in product(self._budgets(layout), self._learner_switches()):
             changes = {**layout, **budget, **switches}
-            changed = self._changed(self.base, changes)
-            placement = place_components(changed.experiment)
-            memory = plan_memory(changed.experiment, placement, self.models, self.cluster.device_bytes)
-            active = {name: use for name, use in memory.active.items() if name != "rollout"}
+            config = self._changed(placed, {**budget, **switches}).experiment
+            active = learner_memory(config, placement, self.models)
             if active in different:
                 continue
             different.append(active)
-            seconds = learner_seconds(changed.experiment, placement, self.models, self.cluster.figures)
-            for offload in offloads:
-                config = self._changed(changed, offload).experiment
-                idle = {name: idle_memory(config, name, use) for name, use in active.items()}
-                yield self._variant({**changes, **offload}, config, MemoryPlan(active, idle, ()), seconds)
+            seconds = learner_seconds(config, placement, self.models, self.cluster.figures)
+            for offload, offloading in self._offloading:
+                idle = {name: idle_memory(offloading, name, use) for name, use in active.items()}
+                yield self._variant({**changes, **offload}, offloading, MemoryPlan(active, idle, ()), seconds)
 
     def engine_variants(self, size: Changes) -> Iterator[Variant]:
         """Yield limits, sleep and offload of engines with this tensor-parallel size."""

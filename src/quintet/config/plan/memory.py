@@ -115,6 +115,15 @@ def plan_memory(
     return MemoryPlan(active, idle, memory_peaks(placement.groups(), active, waiting))
 
 
+def learner_memory(config: Experiment, placement: Placement, models: Models) -> dict[str, MemoryUse]:
+    """Return the memory of each component but the engines while it computes, on devices."""
+    return {
+        component.name: active_memory(PlacedModel(config, component, shape))
+        for component in placement.components
+        if component.name != "rollout" and component.devices and (shape := models.of(component.name)) is not None
+    }
+
+
 def _plan_cpu_memory(
     config: Experiment, placement: Placement, placed: Mapping[str, PlacedModel], steps: int | None
 ) -> MemoryPlan:

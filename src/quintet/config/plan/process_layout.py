@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import chain, islice, repeat
 
 from quintet.config.native.experiment import Experiment
@@ -141,9 +142,15 @@ def process_layout(config: Experiment) -> ProcessLayout:
     """Return the processes of a run. Devices that no component uses have no process, unless the nodes would then have
     different numbers of processes."""
     placement = place_components(config)
+    return _layout(placement, _devices_with_process(config, placement))
+
+
+@lru_cache(maxsize=8)
+def _layout(placement: Placement, devices_with_process: range) -> ProcessLayout:
+    """Return the processes of a placement. The checks of a run ask for them a dozen times."""
     actor = placement.of("actor")
     actor_devices = frozenset(actor.devices if actor else ())
-    nodes = _devices_by_node(placement, actor_devices, _devices_with_process(config, placement))
+    nodes = _devices_by_node(placement, actor_devices, devices_with_process)
     devices = tuple(device for node in nodes for device in node)
     learner_ranks = _first_ranks(devices, tuple(actor_devices))
     standalone = {

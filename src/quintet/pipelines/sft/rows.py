@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
@@ -22,11 +23,14 @@ from quintet.data.conversations import (
     parse_conversation,
     truncate_sequence,
 )
+from quintet.data.data_files import cache_directory, resolve_files
 from quintet.data.demonstration_rows import IMAGE_COLUMN
+from quintet.data.encoded_rows import EncodedRows
 from quintet.data.lazy_conversations import Conversations, LazyConversations, decode_sequences
 from quintet.data.prompt_source import RowSource, SplitRows, open_split_files
 from quintet.data.row_check import is_plain_row
 from quintet.data.row_order import RowOrder, held_out_numbers, sample_rows
+from quintet.data.tables import file_fingerprint
 from quintet.data.worker_pool import WorkerPool
 from quintet.envs.env import IMAGE
 from quintet.errors import ConfigError
@@ -47,6 +51,11 @@ MAX_EAGER_ROWS: Final = 1024
 """Rows up to which a split is encoded before the first step, so that all its errors are found at once."""
 ROWS_PER_REQUEST: Final = 128
 """Rows encoded by a worker in one request."""
+ORDER_KEYS: Final = {
+    *("train_files", "validation_files", "cache_dir", "workers", "check", "weights", "shuffle", "validation_shuffle"),
+    *("seed", "train_rows", "validation_rows", "validation_batch", "epochs", "max_steps"),
+}
+"""Keys of `data` that say which rows are used when, not what is in them."""
 UNSUPPORTED_KEYS = {
     "epochs": "use sft.epochs",
     "filter_long_prompts": "use sft.max_tokens and data.truncation",
@@ -251,6 +260,7 @@ def _encode(
     `data.workers` processes if there are enough rows; or when steps need them, after a check of their columns."""
     encoder = RowEncoder(config, tokenizer, split, images)
     data = config.data or DataConfig()
+    store = None if images is not None else open_store(config, tokenizer, split, progress.note)
     setup = {
         "experiment": config.model_dump(mode="json"),
         "names": split.names,
@@ -259,27 +269,26 @@ def _encode(
     }
     add_images = None if images is None else partial(_add_images, encoder, numbers)
     if data.check == "columns" and len(numbers) > MAX_EAGER_ROWS:
-        with progress.phase(phase_name, len(numbers), unit="row") as phase:
-            encoder.check_columns(numbers, phase.advance)
+        if store is None or not store.are_checked:
+            with progress.phase(phase_name, len(numbers), unit="row") as phase:
+                encoder.check_columns(numbers, phase.advance)
+            if store is not None and len(numbers) == len(split.rows):
+                store.set_checked()
         # the user's class may hold all of its rows in memory
         count = data.workers if data.dataset_class else max(1, data.workers)
         start_workers = partial(WorkerPool, _prepare, setup, count, tokenizer) if count else None
-        lazy = LazyConversations(numbers, encoder, start_workers, progress.note, add_images)
+        lazy = LazyConversations(numbers, encoder, start_workers, progress.note, add_images, store)
         return lazy, np.asarray(numbers)
     workers = min(data.workers, len(numbers) // MIN_ROWS_PER_WORKER)
     with progress.phase(phase_name, len(numbers), unit="row") as phase, ExitStack() as stack:
-        if workers:
+        missing = [number for number in numbers if store is None or number not in store]
+        if workers and missing:
             pool = stack.enter_context(WorkerPool(_prepare, setup, workers, tokenizer))
-            rows = _encode_in_workers(numbers, pool)
+            encoded = _encode_in_workers(missing, pool)
         else:
-            rows = map(encoder, numbers)
-
-        def counted() -> Iterator[list[TokenSequence]]:
-            for row in rows:
-                yield row
-                phase.advance()
-
-        conversations = TokenizedConversations(counted(), add_images)
+            encoded = map(encoder, missing)
+        rows = encoded if store is None else _with_stored(numbers, encoded, store)
+        conversations = TokenizedConversations(_counted(rows, phase.advance), add_images)
     if num_dropped := conversations.num_input_rows - len(conversations):
         progress.note(
             f"{num_dropped} of {conversations.num_input_rows} rows have no response left after truncation: left out"
@@ -287,10 +296,53 @@ def _encode(
     return conversations, np.asarray(numbers)[conversations.included_rows]
 
 
+def _counted(rows: Iterable[list[TokenSequence]], advance: Callable[[], None]) -> Iterator[list[TokenSequence]]:
+    for row in rows:
+        yield row
+        advance()
+
+
+def _with_stored(
+    numbers: Sequence[int], encoded: Iterator[list[TokenSequence]], store: EncodedRows
+) -> Iterator[list[TokenSequence]]:
+    """Yield the rows in order; those that the store does not have come from `encoded`, and are added to it."""
+    for number in numbers:
+        if number in store:
+            yield store.get(number)
+        else:
+            sequences = next(encoded)
+            store.add(number, sequences)
+            yield sequences
+    store.flush()
+
+
 def _add_images(encoder: RowEncoder, numbers: Sequence[int], batch: Batch, rows: Sequence[int]) -> Batch:
     """Return the batch with the images of its rows, which are indices of `numbers`."""
     images = {image.key: image for row in rows for image in encoder.images(numbers[row])}
     return with_images(batch, images.values()) if images else batch
+
+
+def open_store(config: Experiment, tokenizer: Any, split: SplitRows, note: Callable[[str], None]) -> EncodedRows | None:
+    """Return the cache of a split's encoded rows. None if they are few, come from the user's class, or if the tokenizer
+    has no file that says what it does."""
+    data, backend = row_config(config), getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None or data.dataset_class is not None or len(split.rows) <= MAX_EAGER_ROWS:
+        return None
+    cache, sft = cache_directory(data.cache_dir), sft_config(config)
+    files = chain.from_iterable(resolve_files(split.names, split.key, cache))
+    inputs = {
+        "files": [file_fingerprint(path) for path in files],
+        "data": data.model_dump(mode="json", exclude=ORDER_KEYS),
+        "sft": sft.model_dump(mode="json", include={"max_tokens", "train_on_prompt", "episodes"}),
+        "window": config.rollout.window_size,
+        "tokenizer": [
+            type(tokenizer).__name__,
+            backend.to_str(),
+            tokenizer.chat_template,
+            tokenizer.special_tokens_map,
+        ],
+    }
+    return EncodedRows(cache, inputs, note)
 
 
 def _check_fills_one_step(train: Conversations, sft: SftConfig) -> None:

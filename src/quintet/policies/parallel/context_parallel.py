@@ -21,6 +21,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from quintet.errors import MachineError
 from quintet.policies.attention import PackedStructure
+from quintet.policies.attention_backends import active_attention_options
 from quintet.policies.parallel.collectives import all_gather
 
 
@@ -173,13 +174,19 @@ class ContextParallelLayout:
         """See `AttentionLayout.attend`; the output of padding tokens is 0.
 
         Raises:
-            MachineError: a sequence is longer than the model's sliding window.
+            MachineError: a sequence is longer than the model's sliding window, or the model changes its scores.
         """
         if window is not None:
             raise MachineError(
                 f"the model has a sliding window of {window} tokens, but a sequence has up to {self.max_length}:"
                 " context parallelism does not support that",
                 f"set actor.parallel.context=1, or limit the length of sequences to {window}",
+            )
+        if active_attention_options().changes_scores:
+            raise MachineError(
+                "the model has soft-capped attention scores or attention sinks: context parallelism does not support"
+                " that",
+                "set actor.parallel.context=1",
             )
         gathered = all_gather(torch.cat([key, value], 1), self._group)
         keys, values = torch.split(gathered, key.shape[1], 1)

@@ -9,6 +9,11 @@ from torch.distributed import ProcessGroup
 
 from quintet.errors import ConfigError
 from quintet.policies.attention import MovableAttentionLayout
+from quintet.policies.attention_backends import (
+    AttentionOptions,
+    active_attention_options,
+    use_attention_options,
+)
 from quintet.policies.parallel.collectives import all_to_all
 
 
@@ -81,9 +86,17 @@ class UlyssesLayout:
         # [n, heads, dim] to [n, ranks, heads per rank, dim].
         chunks = [x.view(len(x), num_ranks, -1, x.shape[2]) for x in (query, key, value)]
         query, key, value = _exchange_heads(chunks, self._group)
-        out = self._inner.attend(layer, query, key, value, scale, window)
+        with use_attention_options(self._options_of_rank()):
+            out = self._inner.attend(layer, query, key, value, scale, window)
         back = all_to_all(out.view(num_ranks, -1, *out.shape[1:]), self._group)
         return back.transpose(0, 1).flatten(1, 2)
+
+    def _options_of_rank(self) -> AttentionOptions:
+        """Return the active options with the sinks of this rank's heads."""
+        options = active_attention_options()
+        if options.sinks is None:
+            return options
+        return options._replace(sinks=options.sinks.chunk(self._group.size())[self._group.rank()])
 
 
 def _repeat_kv_heads(heads: Tensor, queries: int, num_ranks: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from quintet.embodied_records import ActionSampling
-from quintet.policies.masked_head import MASKED_LOGIT
+from quintet.policies.output_head import MASKED_LOGIT
 
 SMALLEST_UNIFORM = 2.0**-25
 """Half the distance of float32 uniforms, so that the quantiles of a normal distribution are finite."""

@@ -34,6 +34,11 @@ MAX_BYTES = 512 << 20
 MIN_GRAMMAR_BYTES, BYTES_PER_CHARACTER = 1 << 14, 8
 """Least memory that is counted for a grammar, and for each character of its text."""
 PRINTABLE_ASCII = range(0x20, 0x7F)
+WHITE_SPACE = " \t\n\r"
+"""White space of JSON."""
+MAX_WHITE_SPACE = 32
+"""Characters of white space between two parts of JSON after which no token may begin with more: enough for a line break
+and an indentation. A small model could otherwise write line breaks until `max_tokens`."""
 
 
 class GrammarMemoryError(Exception):
@@ -93,7 +98,8 @@ class GrammarCompiler:
         if grammar is None:
             self._check_size(output)
             grammar = self._compile(output, MIN_GRAMMAR_BYTES)
-        return TokenMatcher(grammar, self._ll_tokenizer, stop_token_ids)
+        white_space = None if output.kind in ("regex", "choice") else self._white_space
+        return TokenMatcher(grammar, self._ll_tokenizer, stop_token_ids, white_space)
 
     def _known(self, output: StructuredOutput) -> Grammar | None:
         with self._lock:
@@ -149,12 +155,19 @@ class GrammarCompiler:
             self._cache[output] = self._in_use[output] = grammar
         return grammar
 
+    def _texts(self) -> Sequence[bytes]:
+        """Return the text of each token."""
+        tokenizer = self._ll_tokenizer
+        return [tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size)]
+
+    @functools.cached_property
+    def _white_space(self) -> WhiteSpaceTokens:
+        return WhiteSpaceTokens(self._texts())
+
     @functools.cached_property
     def _missing_characters(self) -> str:
         """Printable ASCII characters that are no token."""
-        tokenizer = self._ll_tokenizer
-        texts = (tokenizer.decode_bytes([token]) for token in range(tokenizer.vocab_size))
-        characters = {text[0] for text in texts if len(text) == 1}
+        characters = {text[0] for text in self._texts() if len(text) == 1}
         return "".join(chr(code) for code in PRINTABLE_ASCII if code not in characters)
 
 
@@ -177,12 +190,40 @@ def _check_counts(spec: str) -> None:
                 schemas.append(value)
 
 
+class WhiteSpaceTokens:
+    """White space at the beginnings and ends of the tokens of a vocabulary."""
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        """`texts` are those of all tokens."""
+        characters = WHITE_SPACE.encode()
+        self.is_leading = np.array([text != b"" and text[0] in characters for text in texts])
+        """bool [vocab], whether the token begins with white space."""
+        self._lengths = np.array([len(text) for text in texts])
+        self._trailing = np.array([len(text) - len(text.rstrip(characters)) for text in texts])
+        self.line_break = next((token for token, text in enumerate(texts) if text == b"\n"), None)
+
+    def length_after(self, length: int, token: int) -> int:
+        """Return the characters of white space at the end of a text that ended with `length` of them before a token."""
+        trailing = int(self._trailing[token])
+        return length + trailing if trailing == self._lengths[token] else trailing
+
+
 class TokenMatcher:
     """State of the grammar of one response, after the tokens so far."""
 
-    def __init__(self, grammar: Grammar, tokenizer: LLTokenizer, stop_token_ids: Sequence[int]) -> None:
+    def __init__(
+        self,
+        grammar: Grammar,
+        tokenizer: LLTokenizer,
+        stop_token_ids: Sequence[int],
+        white_space: WhiteSpaceTokens | None,
+    ) -> None:
+        """`white_space` limits the white space between the parts of JSON."""
         self._grammar = grammar
         """Held as long as its memory is used."""
+        self._white_space = white_space
+        self._white_space_length = 0
+        """Characters of white space at the end of the response."""
         self.matcher = grammar.matcher.deep_copy()
         self.vocab_size = tokenizer.vocab_size
         """That of `matcher`, at least that of the model."""
@@ -195,6 +236,17 @@ class TokenMatcher:
         """Advance by a sampled token. A stop token ends the response."""
         if token not in self._stop_token_ids:
             self.matcher.consume_token(token)
+            if self._white_space is not None:
+                self._white_space_length = self._white_space.length_after(self._white_space_length, token)
+
+    def limit_white_space(self, allowed: npt.NDArray[np.bool_]) -> None:
+        """Exclude tokens that begin with white space from a mask, [vocab], after `MAX_WHITE_SPACE` characters of it. In
+        a string, which has no line breaks, white space is not limited."""
+        tokens = self._white_space
+        if tokens is None or tokens.line_break is None or self._white_space_length < MAX_WHITE_SPACE:
+            return
+        if allowed[tokens.line_break]:
+            allowed &= ~tokens.is_leading[: len(allowed)]
 
     def set_stop_tokens(self, allowed: npt.NDArray[np.bool_]) -> None:
         """Allow the stop tokens in a mask, [vocab], exactly if the text is complete, and everything after an error."""
@@ -215,6 +267,7 @@ def allowed_tokens(matchers: Sequence[TokenMatcher], vocab_size: int) -> npt.NDA
     )
     allowed = np.unpackbits(bitmask.view(np.uint8), axis=1, count=vocab_size, bitorder="little").view(np.bool_)
     for constrained, row in zip(matchers, allowed, strict=True):
+        constrained.limit_white_space(row)
         constrained.set_stop_tokens(row)
     return allowed
 

@@ -1,7 +1,12 @@
-"""Queue of an engine that several clients share: they take turns, so that one client does not delay the others."""
+"""Queue of an engine that several clients share: they take turns, so that one client does not delay the others.
+
+A client is an address, or an address with an API key. Addresses take turns, and in the turns of an address its keys do:
+several users behind one proxy are served alike, and no address gets more turns by sending more keys.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, deque
 from collections.abc import Collection, Iterator
 from typing import Generic, TypeVar
@@ -10,38 +15,59 @@ from quintet.records import Request
 
 T = TypeVar("T")
 RESERVED_SHARE = 8
-"""One of this number of sequence slots is reserved for clients without a running request."""
+"""One of this number of sequence slots is reserved for addresses without a running request."""
+
+
+def client_name(address: str, key: str = "") -> str:
+    """Return the name of a client, which does not contain the key.
+
+    >>> client_name("::1"), client_name("::1", "secret")
+    ('::1', '::1 2bb80d53')
+    """
+    return f"{address} {hashlib.sha256(key.encode()).hexdigest()[:8]}" if key else address
+
+
+def client_address(client: str) -> str:
+    """Return the address in the name of a client."""
+    return client.partition(" ")[0]
 
 
 class RoundRobinQueue(Generic[T]):
-    """Items of several clients. Clients take turns; the items of a client keep their order."""
+    """Items of several clients. Addresses take turns, and the clients of an address do in its turns; the items of a
+    client keep their order."""
 
     def __init__(self) -> None:
-        self._items: dict[str, deque[T]] = {}
+        self._items: dict[str, dict[str, deque[T]]] = {}
+        """Items by address and client, both in the order of their turns."""
 
     def __len__(self) -> int:
-        return sum(map(len, self._items.values()))
+        return sum(len(items) for clients in self._items.values() for items in clients.values())
 
     @property
     def clients(self) -> Iterator[str]:
-        """Clients with items, in the order of their turns."""
-        return iter(self._items)
+        """The client of each address whose turn is next, in the order of the addresses' turns."""
+        return (next(iter(clients)) for clients in self._items.values())
 
     def push(self, client: str, item: T) -> None:
         """Append an item of a client."""
-        self._items.setdefault(client, deque()).append(item)
+        self._items.setdefault(client_address(client), {}).setdefault(client, deque()).append(item)
 
     def pop(self, client: str) -> T:
         """Remove the first item of a client, whose next turn comes after those of all others."""
-        items = self._items.pop(client)
+        clients = self._items.pop(client_address(client))
+        items = clients.pop(client)
         item = items.popleft()
         if items:
-            self._items[client] = items
+            clients[client] = items
+        if clients:
+            self._items[client_address(client)] = clients
         return item
 
     def drain(self) -> list[tuple[str, T]]:
         """Remove all items; return them with their clients."""
-        drained = [(client, item) for client, items in self._items.items() for item in items]
+        drained = [
+            (client, item) for clients in self._items.values() for client, items in clients.items() for item in items
+        ]
         self._items.clear()
         return drained
 
@@ -55,6 +81,7 @@ class RequestQueue:
         self._waiting: RoundRobinQueue[Request] = RoundRobinQueue()
         self._client_by_id: dict[int, str] = {}
         self._num_running: Counter[str] = Counter()
+        """Running requests by address."""
 
     @property
     def num_running(self) -> int:
@@ -75,14 +102,14 @@ class RequestQueue:
         while (client := self._next_client()) is not None:
             request = self._waiting.pop(client)
             self._client_by_id[request.id] = client
-            self._num_running[client] += 1
+            self._num_running[client_address(client)] += 1
             yield request
 
     def release(self, request_id: int) -> None:
         """Free the slot of a request, if it has one."""
         client = self._client_by_id.pop(request_id, None)
         if client is not None:
-            self._num_running[client] -= 1
+            self._num_running[client_address(client)] -= 1
 
     def remove(self, ids: Collection[int]) -> list[int]:
         """Remove waiting requests; return their ids."""
@@ -96,4 +123,5 @@ class RequestQueue:
         num_free = self._max_running - self.num_running
         if num_free > self._num_reserved:
             return next(self._waiting.clients, None)
-        return next((client for client in self._waiting.clients if num_free and not self._num_running[client]), None)
+        idle = (client for client in self._waiting.clients if not self._num_running[client_address(client)])
+        return next(idle, None) if num_free else None

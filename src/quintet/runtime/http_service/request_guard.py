@@ -14,6 +14,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from quintet.rollout.engines.request_queue import client_name
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.http_service.request_error import RequestError
@@ -54,10 +55,7 @@ class RequestGuard:
         headers = Headers(scope=scope)
         try:
             if scope["path"].rstrip("/") not in self._open_paths:
-                # Anthropic's clients send the token in a header of its own
-                self._address.authenticate(
-                    headers.get("authorization") or headers.get("x-api-key", ""), headers.get("host", "")
-                )
+                self._address.authenticate(sent_key(headers), headers.get("host", ""))
             await self._app(scope, receive, send)
         except RequestError as error:
             response = json_response(self._error_body(self._of_route(error, scope["path"])), error.status)
@@ -200,6 +198,16 @@ def json_response(body: Mapping[str, Any], status: int = 200) -> Response:
 def client_host(request: Request) -> str:
     """Return the IP address of a request's client."""
     return "" if request.client is None else request.client.host
+
+
+def sent_key(headers: Headers) -> str:
+    """Return the value of the header that has a client's key; Anthropic's clients have one of their own."""
+    return headers.get("authorization") or headers.get("x-api-key", "")
+
+
+def client_of(request: Request) -> str:
+    """Return the name of a request's client: its address and key."""
+    return client_name(client_host(request), sent_key(request.headers).removeprefix("Bearer ").strip())
 
 
 def media_type(headers: Mapping[str, str]) -> str:

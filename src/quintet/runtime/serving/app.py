@@ -20,7 +20,7 @@ from quintet.rollout.engines.engine import Engine
 from quintet.runtime.http_service import limits
 from quintet.runtime.http_service.address import Address
 from quintet.runtime.http_service.request_error import RequestError
-from quintet.runtime.http_service.request_guard import RequestBodies, RequestGuard, client_host, json_response
+from quintet.runtime.http_service.request_guard import RequestBodies, RequestGuard, client_of, json_response
 from quintet.runtime.http_service.server import BackgroundServer, LimitedServer
 from quintet.runtime.http_service.turns import FairSemaphore, Turns
 from quintet.runtime.memory import return_freed_memory
@@ -111,7 +111,7 @@ class ServingApp:
         try:
             async with self._bodies.receive(request) as data:
                 is_large = len(data) > limits.LARGE_BODY_BYTES
-                yield data, partial(self._turns.compute, client_host(request), is_large=is_large)
+                yield data, partial(self._turns.compute, client_of(request), is_large=is_large)
         finally:
             if is_large:
                 del data
@@ -135,7 +135,7 @@ class ServingApp:
         def change(engine: Engine) -> None:
             return engine.sleep() if asleep else engine.wake_up()
 
-        await self._turns.compute(client_host(request), lambda: self._handler.engine.call(change))
+        await self._turns.compute(client_of(request), lambda: self._handler.engine.call(change))
         return json_response({"asleep": asleep})
 
     async def _load(self, _: Request, __: str) -> Response:
@@ -145,7 +145,7 @@ class ServingApp:
         return json_response({"sessions": self._handler.sessions.counts()})
 
     async def _session(self, request: Request, session: str) -> ASGIApp:
-        client, exchanges = client_host(request), self._handler.sessions.get(session).exchanges
+        client, exchanges = client_of(request), self._handler.sessions.get(session).exchanges
 
         async def respond(_: Scope, __: Receive, send: Send) -> None:
             await _start(send, b"application/jsonl")
@@ -184,7 +184,7 @@ class ServingApp:
 
     async def _complete(self, request: Request, session_name: str, *, read: Callable[[bytes], Reply]) -> ASGIApp:
         """Submit a request to the engine."""
-        updates, client, handler = _Updates(), client_host(request), self._handler
+        updates, client, handler = _Updates(), client_of(request), self._handler
 
         def submit(reply: Reply) -> PendingCompletion:
             return _refused_by(reply, partial(handler.begin, reply.body, session_name, client, updates.notify))

@@ -6,15 +6,18 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, cast
-
-import torch
+from typing import TYPE_CHECKING
 
 from quintet.config.native.experiment import Experiment
 from quintet.config.native.policy import VisionConfig
 from quintet.data.chat_templates import chat_template
-from quintet.errors import ConfigError, MachineError
-from quintet.policies.model_loading import load_model, load_policy_tokenizer, prepare_vision_language_model
+from quintet.errors import ConfigError
+from quintet.policies.model_loading import (
+    build_meta_model,
+    load_model,
+    load_policy_tokenizer,
+    prepare_vision_language_model,
+)
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.rollout.chat.image_prompts import ImagePrompts
 from quintet.rollout.engines.async_engine import AsyncEngine
@@ -114,23 +117,10 @@ def _model(config: Experiment, policy: Path) -> PreTrainedModel:
             ),
             config,
         )
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, GenerationConfig
-
-    try:
-        model_config = AutoConfig.from_pretrained(policy, trust_remote_code=trusted, local_files_only=True)
-        has_vision = is_vision_language(model_config)
-        auto = AutoModelForImageTextToText if has_vision else AutoModelForCausalLM
-        with torch.device("meta"):
-            model = auto.from_config(model_config, trust_remote_code=trusted)
-        if has_vision:
-            prepare_vision_language_model(model, policy)
-        if (policy / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(policy, local_files_only=True)
-    except (OSError, ValueError) as error:
-        raise MachineError(
-            f"cannot load a model from {policy}: {error}", "use a directory in Hugging Face format"
-        ) from error
-    return cast("PreTrainedModel", model)
+    model = build_meta_model(policy, trust_remote_code=trusted)
+    if is_vision_language(model.config):
+        prepare_vision_language_model(model, policy)
+    return model
 
 
 def _context(config: Experiment, model: PreTrainedModel, requested: int | None, default: int) -> int:

@@ -24,8 +24,8 @@ from vision_models import (
 
 from quintet.errors import MachineError
 from quintet.policies import hidden_states
-from quintet.policies.masked_head import MaskedHead
 from quintet.policies.model_loading import load_model
+from quintet.policies.output_head import OutputHead
 from quintet.policies.token_statistics import compute_token_statistics
 from quintet.policies.vision.image_encoder import placeholder_tokens
 from quintet.records import Batch
@@ -106,7 +106,7 @@ def test_gradients_are_those_of_transformers(model: PreTrainedModel, directory: 
 
 
 def test_placeholders_of_images_have_probability_0(model: PreTrainedModel) -> None:
-    assert isinstance(model.lm_head, MaskedHead)
+    assert isinstance(model.lm_head, OutputHead)
     states = torch.randn(3, model.lm_head.in_features) * 50
     probs = model.lm_head(states).softmax(-1)
     assert len(placeholder_tokens(model.config)) == 4

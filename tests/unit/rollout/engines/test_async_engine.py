@@ -18,7 +18,7 @@ from quintet.rollout.engines.async_engine import (
     PendingRequests,
 )
 from quintet.rollout.engines.engine import EngineError
-from quintet.rollout.engines.request_queue import RequestQueue
+from quintet.rollout.engines.request_queue import RequestQueue, client_name
 
 
 class Counting:
@@ -244,6 +244,29 @@ def test_a_slot_is_reserved_for_clients_without_running_requests() -> None:
     queue.release(4)
     assert [each.id for each in queue.admit()] == [7]
     assert sorted(queue.remove({8, 9, 21, 3})) == [8, 9, 21]
+
+
+def test_keys_take_turns_within_the_turns_of_their_address() -> None:
+    """A greedy key delays neither another key of its address nor another address, however many keys an address has."""
+    queue = RequestQueue(max_running=1)
+    clients = [*["a"] * 3, *[client_name("a", "greedy")] * 3, client_name("a", "other"), *["b"] * 4]
+    for number, client in enumerate(clients):
+        queue.push(client, replace(request(0), id=number))
+    order = []
+    while admitted := next(queue.admit(), None):
+        order.append(admitted.id)
+        queue.release(admitted.id)
+    assert order == [0, 7, 3, 8, 6, 9, 1, 10, 4, 2, 5]
+
+
+def test_a_reserved_slot_is_for_an_address_and_not_for_another_key() -> None:
+    queue = RequestQueue(max_running=8)
+    for number in range(8):
+        queue.push(client_name("a", "x"), replace(request(0), id=number))
+    assert len(list(queue.admit())) == 7
+    queue.push(client_name("a", "y"), replace(request(0), id=8))
+    queue.push(client_name("b", "x"), replace(request(0), id=9))
+    assert [each.id for each in queue.admit()] == [9]
 
 
 def test_requests_that_wait_are_aborted(engine: Counting) -> None:

@@ -119,6 +119,22 @@ def test_finished_responses_conform_to_the_schema(
             agrees(policy_directory, one, done[one.id])
 
 
+def test_white_space_between_parts_of_json_is_limited(engine: HfEngine, tokenizer: Any) -> None:
+    """A model that prefers line breaks, as small ones do, writes 32 before each part of JSON, then goes on."""
+    (line_break,) = tokenizer.encode("\n", add_special_tokens=False)
+    schema = {"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"], "additionalProperties": False}
+    biased = [structured(n, tokenizer, "json_schema", schema, logit_bias=((line_break, 100.0),)) for n in range(2)]
+    for generation in run(engine, biased).values():
+        assert text_of(generation, tokenizer) == '{?"a"?:?1?}'.replace("?", "\n" * 32)
+
+
+def test_white_space_in_texts_of_json_is_not_limited(engine: HfEngine, tokenizer: Any) -> None:
+    (space,) = tokenizer.encode(" ", add_special_tokens=False)
+    biased = structured(0, tokenizer, "json_schema", {"type": "string"}, logit_bias=((space, 100.0),), max_tokens=100)
+    (generation,) = run(engine, [biased]).values()
+    assert tokenizer.decode(generation.tokens) == '"' + " " * 99
+
+
 def test_regex_and_choice(engine: HfEngine, tokenizer: Any) -> None:
     choices = ["Up", "Up and down", 'a "quote"\n', "é"]
     asked = [structured(n, tokenizer, "choice", choices, top_k=2) for n in range(6)]

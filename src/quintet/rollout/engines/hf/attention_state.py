@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quintet.config.plan.kv_blocks import BLOCK
 from quintet.kernels.decode import decode_kernels
+from quintet.policies.attention_backends import active_attention_options
 from quintet.rollout.engines.hf.paged_attention import PagedLayout, attend_compiled, attend_gathered, write
 
 HUGE_PAGE = 2 << 20
@@ -34,7 +35,9 @@ class CacheShape:
 
     layers: int
     kv_heads: int
+    """The largest number of key heads of a layer."""
     dim: int
+    """The largest width of a key head."""
     dtype: torch.dtype
     device: torch.device
 
@@ -43,8 +46,10 @@ class CacheShape:
         """Read the shape from a transformers decoder; the default `dtype` is the model's."""
         config = model.config.get_text_config()  # type: ignore[union-attr, operator]
         weight = next(model.parameters())
-        kv_heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        return cls(config.num_hidden_layers, kv_heads, key_dim(config), dtype or weight.dtype, weight.device)
+        layers = getattr(config, "per_layer_config", None) or [config]
+        kv_heads = max(getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads for layer in layers)
+        dim = max(map(key_dim, layers))
+        return cls(config.num_hidden_layers, kv_heads, dim, dtype or weight.dtype, weight.device)
 
     @property
     def block_bytes(self) -> int:
@@ -94,11 +99,13 @@ class AttentionState:
         self, layer: int, layout: PagedLayout, qkv: tuple[Tensor, Tensor, Tensor], scale: float, window: int | None
     ) -> Tensor:
         """See `LayerState.attend`: by the compiled kernels as far as they compute the layout's tokens."""
-        self._check_shape(qkv[1])
-        kernels, count = self._kernels, 0 if window is not None else layout.num_compiled
+        heads, dim = self._checked_shape(qkv[1])
+        is_plain = window is None and not active_attention_options().changes_scores
+        is_plain = is_plain and (heads, dim) == (self.shape.kv_heads, self.shape.dim)
+        kernels, count = self._kernels, layout.num_compiled if is_plain else 0
         if kernels is not None and count == layout.num_sequences:
             return attend_compiled(kernels, self._addresses[layer], layout, qkv, scale)
-        keys, values = self.keys(layer), self.values(layer)
+        keys, values = (x[:, :heads, :, :dim] for x in (self.keys(layer), self.values(layer)))
         if kernels is None or not count:
             write(layout, keys, values, qkv, 0)
             return attend_gathered(layout, keys, values, qkv, scale, window, 0)
@@ -107,13 +114,16 @@ class AttentionState:
         first = attend_compiled(kernels, self._addresses[layer], layout, tuple(x[:size] for x in qkv), scale)
         return torch.cat([first, attend_gathered(layout, keys, values, qkv, scale, window, count)])
 
-    def _check_shape(self, key: Tensor) -> None:
-        """Raise ValueError unless keys [n, kv_heads, dim] fit into the cache: kernels write without checks."""
-        if key.shape[1:] != (self.shape.kv_heads, self.shape.dim):
+    def _checked_shape(self, key: Tensor) -> tuple[int, int]:
+        """Return heads and width of keys [n, kv_heads, dim], of which a layer may have fewer than others; raise
+        ValueError unless they fit into the cache: kernels write without checks."""
+        heads, dim = key.shape[1:]
+        if heads > self.shape.kv_heads or dim > self.shape.dim:
             raise ValueError(
-                f"the model has {key.shape[1]} key heads of {key.shape[2]} numbers, but its configuration"
-                f" {self.shape.kv_heads} of {self.shape.dim}"
+                f"the model has {heads} key heads of {dim} numbers, but its configuration {self.shape.kv_heads} of"
+                f" {self.shape.dim}"
             )
+        return heads, dim
 
     def _empty(self, blocks: int) -> Tensor:
         shape = self.shape

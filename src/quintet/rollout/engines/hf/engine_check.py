@@ -10,8 +10,8 @@ from torch import Tensor
 
 from quintet.errors import MachineError, UserError
 from quintet.policies.attention import MODELS_HINT
-from quintet.policies.masked_head import MASKED_LOGIT
 from quintet.policies.model_check import MAX_DIFFERENCE, VOCABULARY, build_miniature, reference_logits
+from quintet.policies.output_head import MASKED_LOGIT
 from quintet.records import Generation, Request
 
 if TYPE_CHECKING:

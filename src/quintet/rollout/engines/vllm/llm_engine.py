@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from quintet.errors import ConfigError, UserError
-from quintet.policies.masked_head import MaskedHead
+from quintet.policies.output_head import OutputHead
 from quintet.policies.vision.image_encoder import is_vision_language
 from quintet.rollout.engines.engine import EngineError, EngineSetup
 from quintet.rollout.engines.shared_weights import MappedWeights, SharedWeights
@@ -138,7 +138,7 @@ class LlmEngine:
 
     def _install_exact_sampler(self) -> None:
         head = self._setup.model.get_output_embeddings()
-        masked = head.masked_tokens.tolist() if isinstance(head, MaskedHead) else []
+        masked = head.masked_tokens.tolist() if isinstance(head, OutputHead) else []
         results = self._engine.collective_rpc("quintet_install_exact_sampler", args=(masked,))
         unknown = [name for name in results if name]
         if unknown:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from quintet.policies.masked_head import MASKED_LOGIT
+from quintet.policies.output_head import MASKED_LOGIT
 from quintet.rollout.engines.hf.sampling import uniform
 from quintet.rollout.engines.shared_weights import SharedTensor, SharedWeightsReader
 from quintet.rollout.engines.vllm.cpu_weight_loader import CpuWeightLoader
