@@ -123,37 +123,24 @@ def test_rlinf_reads_the_total_of_the_environments() -> None:
     assert sum("num_envs (run.yaml:1) has no effect" in remark for remark in remarks) == 2
 
 
-AGENTIC = {
-    "actor_train": {"model_args": {}},
-    "actor_infer": {"generating_args": {}},
-    "pretrain": "models/small",
-    "sequence_length": 4096,
-    "train_env_manager": {"tags": ["Lake"], "num_groups_partition": [8], "num_env_groups": 8, "group_size": 4},
-    "custom_envs": {
-        "Lake": {"env_type": "frozen_lake", "max_steps": 5, "max_tokens_per_step": 64, "env_config": {}},
-        "Shop": {"env_type": "shop", "warehouse": {"shelves": 3}},
-    },
-}
-
-
 @pytest.mark.parametrize("reference", ["${train_env_manager.tags}", ["Lake"]])
 def test_an_environment_of_roll_that_no_tag_uses_may_have_any_keys(reference: object) -> None:
     """ROLL reads the tags only, also if those of validation are written as the ones of training."""
-    tree = AGENTIC | {"val_env_manager": AGENTIC["train_env_manager"] | {"tags": reference}}
+    manager = {"tags": ["Lake"], "num_groups_partition": [8], "num_env_groups": 8, "group_size": 4}
+    tree = {
+        "actor_train": {"model_args": {}},
+        "actor_infer": {"generating_args": {}},
+        "pretrain": "models/small",
+        "sequence_length": 4096,
+        "train_env_manager": manager,
+        "val_env_manager": manager | {"tags": reference},
+        "custom_envs": {
+            "Lake": {"env_type": "frozen_lake", "max_steps": 5, "max_tokens_per_step": 64, "env_config": {}},
+            "Shop": {"env_type": "shop", "warehouse": {"shelves": 3}},
+        },
+    }
     result = convert(config_from_tree(tree, "run.yaml:1"), DIALECTS["roll"], to_plan=True)
     assert not [problem for problem in result.unsupported if "Shop" in problem.message]
-
-
-def test_a_run_of_roll_without_environments_of_validation_does_not_validate(tmp_path: Path) -> None:
-    """ROLL pairs the tags with their numbers of groups, of which there are none without tags."""
-    tree = changed(AGENTIC, {"val_env_manager.tags": []})
-    several = {"tags": ["Lake", "Pond"], "num_groups_partition": [6, 2], "num_env_groups": 8, "group_size": 4}
-    pond = tree["custom_envs"]["Lake"]
-    changes = {"train_env_manager": several, "custom_envs.Pond": pond}
-    for each in (tree, changed(tree, changes)):
-        found = converted(tmp_path, "roll", each)
-        settings = [natively(found, f"validation.{name}") for name in ("every_steps", "before_training")]
-        assert (settings, found.unsupported) == ([-1, False], ())
 
 
 @pytest.mark.parametrize(

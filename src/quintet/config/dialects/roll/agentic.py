@@ -22,8 +22,6 @@ EPISODES, SEQUENCE, RESPONSE, PROMPT = STEP[0], "sequence_length", "response_len
 MANAGERS = ("train_env_manager", "val_env_manager")
 TRAINING, VALIDATION = MANAGERS
 VALIDATION_EPISODES = "val_batch_size"
-VALIDATION_TAGS = f"{VALIDATION}.tags"
-"""Without tags, which is the default, ROLL builds no environments of validation."""
 ENVS = {"frozen_lake": "frozenlake", "sokoban": "sokoban"}
 """Native environments by ROLL's `env_type`."""
 STEP_MANAGER = "StepEnvManager"
@@ -71,7 +69,7 @@ class Tag:
 def tags(values: ForeignValues) -> list[Tag]:
     """Return the environments of a run, those of training first."""
     numbers = [(values[f"{name}.tags"], values[f"{name}.num_groups_partition"]) for name in MANAGERS]
-    groups = [dict(zip(names, partition, strict=bool(names))) for names, partition in numbers]
+    groups = [dict(zip(names, partition, strict=True)) for names, partition in numbers]
     return [
         Tag(values, name, groups[0].get(name, 0), groups[1].get(name, 0))
         for name in dict.fromkeys([*groups[0], *groups[1]])
@@ -84,7 +82,7 @@ FORMER_GROUPS = f"{VALIDATION}.env_groups"
 
 def env_problems(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield the problems that ROLL refuses, too: groups that do not add up, and numbers of episodes."""
-    for name in (TRAINING, *([VALIDATION] if values[VALIDATION_TAGS] else [])):
+    for name in MANAGERS:
         yield from _group_problems(values, name)
     yield from _env_type_problems(values)
     size = values[GROUP_SIZE]
@@ -212,16 +210,12 @@ def _validation_groups_to_native(values: ForeignValues, train_tags: list[Tag], n
     origins = (VALIDATION_EPISODES, f"{VALIDATION}.num_env_groups", f"{VALIDATION}.group_size")
     native.set("validation.episodes", starts, *origins)
     native.set("validation.sampling.samples", size, f"{VALIDATION}.group_size")
-    if len(train_tags) > 1:
-        for tag in train_tags:
-            native.set(f"envs.{tag.name}.share", float(tag.groups), "train_env_manager.num_groups_partition")
-    if not values[VALIDATION_TAGS]:
-        native.set("validation.every_steps", -1, VALIDATION_TAGS)
-        native.set("validation.before_training", False, VALIDATION_TAGS)
-    elif len(train_tags) > 1:
-        parts = apportion(starts, [tag.validation_groups for tag in train_tags])
-        for tag, part in zip(train_tags, parts, strict=True):
-            native.set(f"envs.{tag.name}.validation_episodes", part, f"{VALIDATION}.num_groups_partition", *origins)
+    if len(train_tags) == 1:
+        return
+    parts = apportion(starts, [tag.validation_groups for tag in train_tags])
+    for tag, part in zip(train_tags, parts, strict=True):
+        native.set(f"envs.{tag.name}.share", float(tag.groups), "train_env_manager.num_groups_partition")
+        native.set(f"envs.{tag.name}.validation_episodes", part, f"{VALIDATION}.num_groups_partition", *origins)
 
 
 def _turns_to_native(values: ForeignValues, train_tags: list[Tag], native: NativeBuilder) -> None:
