@@ -115,7 +115,7 @@ assert "quintet" not in sys.modules
 def test_adapters_lie_beside_the_merged_model_as_peft_stores_them(
     quintet: Command, small: Path, tmp_path: Path
 ) -> None:
-    overrides = ["training.steps=1", "policy.lora={rank: 4, alpha: 8}", "policy.dtype=bfloat16", "warm_start.updates=2"]
+    overrides = ["training.steps=1", "policy.lora={rank: 4, alpha: 8}", "policy.dtype=bfloat16"]
     quintet("train", str(small), *overrides)
     code = """
 import sys
@@ -155,7 +155,7 @@ STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon:
 STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=2;training.steps=7"
 STREAMED += ";tracking.trajectories_every_steps=1"
 """Episodes outlast their step, and a stop falls between two checkpoints."""
-ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};policy.dtype=bfloat16;warm_start.updates=2"
+ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};policy.dtype=bfloat16"
 """Adapters alone are trained, and the reference is the same model with those of the beginning."""
 
 
@@ -335,8 +335,7 @@ def test_a_divergence_from_the_reference_holds_the_policy_back(quintet: Command,
 
 
 def test_weights_in_bfloat16_play_and_learn(quintet: Command, small: Path, tmp_path: Path) -> None:
-    overrides = ("policy.dtype=bfloat16", "algorithm.advantage.name=gae", "training.steps=2", "warm_start.updates=2")
-    quintet("train", str(small), *overrides)
+    quintet("train", str(small), "policy.dtype=bfloat16", "algorithm.advantage.name=gae")
     lines = metrics(tmp_path / "runs/small")
     assert lines[-1]["actor/grad_norm"] > 0
     assert 0 < lines[1]["training/rollout_probs_diff_max"] < 0.2
