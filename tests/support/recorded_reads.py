@@ -1,7 +1,7 @@
 """Which keys of its configuration a run reads: `python recorded_reads.py OUTPUT train CONFIG KEY=VALUE …`.
 
-Each rank writes `OUTPUT.RANK.json` with the keys of the run and those that it read after its checks. A key that only a
-check or an estimate reads is not read: it changes nothing.
+Each rank, also of a run with `--ray`, writes `OUTPUT.RANK.json` with the keys of the run and those that it read after
+its checks. A key that only a check or an estimate reads is not read: it changes nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ from quintet.config.native.section import Section
 __all__ = ["main"]
 
 NO_EFFECT = ("quintet.config.checks", "quintet.config.plan.memory", "quintet.config.problems", "quintet.cli.choices")
-"""Modules whose reads change nothing in a run but its refusal."""
+NO_EFFECT += ("quintet.runtime.calls.remote_call",)
+"""Modules whose reads change nothing in a run but its refusal, or pass a section on to the rank that reads it."""
 FREE = object.__getattribute__
+LAUNCHED = "--launched"
+"""First argument of a rank that the launcher of Ray has started."""
 
 
 class Recorder:
@@ -30,7 +33,7 @@ class Recorder:
         self.reads: dict[str, set[str]] = {}
         """Modules that read a key, by key."""
         self.unplaced: set[str] = set()
-        """Reads of sections that belong to no experiment."""
+        """Fields, by class, that were read in sections of no experiment, such as those that a worker was sent."""
         self._prefixes: dict[int, str] = {}
         self._sections: list[Section] = []
         """Keeps sections alive, whose `id` must not be reused."""
@@ -77,7 +80,8 @@ class Recorder:
     def _note(self, section: Section, name: str, value: object, module: str) -> None:
         prefix = self._prefix(section)
         if prefix is None:
-            self.unplaced.add(f"{type(section).__name__}.{name}")
+            if not module.startswith((*NO_EFFECT, "quintet.config.native.")):
+                self.unplaced.add(f"{type(section).__name__}.{name}")
             return
         if isinstance(value, Section):
             self._place(value, f"{prefix}{name}.")
@@ -105,13 +109,30 @@ def _separate(experiment: Experiment) -> Experiment:
     return Experiment.model_validate(experiment.model_dump())
 
 
+def _record_launched_ranks(output: Path) -> None:
+    """Have the launcher of Ray start this program in place of the command of a rank."""
+    from quintet.runtime.ray_cluster import launcher
+
+    command = launcher.RankCommand
+
+    def recording(argv: list[str], *others: Any) -> launcher.RankCommand:
+        start = argv.index("quintet.cli.launched_rank") + 1
+        return command([sys.executable, __file__, str(output), LAUNCHED, *argv[start:]], *others)
+
+    launcher.RankCommand = recording  # type: ignore[assignment,misc]
+
+
 def main(output: Path, arguments: list[str]) -> int:
     """Run a command of Quintet and write the keys that it reads after it has composed its configuration."""
     from dataclasses import replace
 
-    from quintet.cli import configuration, evaluate, generate, sft, train
+    from quintet.cli import configuration, evaluate, generate, launched_rank, sft, train
     from quintet.cli.main import main as quintet
 
+    is_launched = arguments[0] == LAUNCHED
+    rank = os.environ.get("RANK", "0")  # a rank removes it from its environment
+    if "--ray" in arguments:
+        _record_launched_ranks(output)
     recorder, load = Recorder(), configuration.load_config
     keys: list[str] = []
 
@@ -124,15 +145,16 @@ def main(output: Path, arguments: list[str]) -> int:
 
     for module in (train, sft, generate, evaluate):
         module.load_config = load_config  # type: ignore[attr-defined]
-    sys.argv = ["quintet", *arguments]
+    sys.argv = ["quintet", *arguments[is_launched:]]
     status = 0
     try:
-        quintet()
+        (launched_rank.main if is_launched else quintet)()
     except SystemExit as end:
         status = end.code if isinstance(end.code, int) else int(bool(end.code))
     reads = {key: sorted(modules) for key, modules in recorder.reads.items()}
     result = {"keys": keys, "reads": reads, "unplaced": sorted(recorder.unplaced)}
-    output.with_suffix(f".{os.environ.get('RANK', '0')}.json").write_text(json.dumps(result, indent=1))
+    if keys:
+        output.with_suffix(f".{rank}.json").write_text(json.dumps(result, indent=1))
     return status
 
 

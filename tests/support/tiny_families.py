@@ -49,6 +49,11 @@ NOT_BUILT = {
     **dict.fromkeys(("musicgen", "musicgen_melody", "dbrx"), "its settings cannot be given"),
     **dict.fromkeys(("gemma4_assistant", "gemma4_unified_assistant"), "it is a draft model of another model"),
     **dict.fromkeys(("qwen4_exp", "qwen4_exp_text", "cohere_compass_text"), "its defaults cannot be built"),
+    **dict.fromkeys(
+        ("inkling2_text", "inkling2_loop_text", "dots3_note", "dots3_note_text"),
+        "it has more than 10 million parameters",
+    ),
+    "dory": "its numbers of layers depend on each other",
     "zamba": "its layers are shared by their numbers",
     "gemma3n": "it needs the package timm",
     "reformer": "it must be told to be a decoder",
@@ -68,8 +73,10 @@ LAYER_COUNTS = (
 
 
 SMALL_MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 32, "mamba_chunk_size": 8, "mamba_d_state": 8}
+FULL_HEADS = ("axk1", "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "sarvam_mla", "youtu")
+"""Families with as many heads of keys and values as of queries."""
 FAMILY_SIZES: dict[str, dict[str, Any]] = {
-    **{name: {"num_key_value_heads": 4} for name in ("deepseek_v2", "deepseek_v3", "axk1", "glm4_moe_lite", "youtu")},
+    **{name: {"num_key_value_heads": 4} for name in FULL_HEADS},
     "falcon_h1": {**SMALL_MAMBA, "mamba_d_ssm": 128},
     "mamba2": {"num_heads": 8, "head_dim": 16},
     "zamba2": {
@@ -82,7 +89,6 @@ FAMILY_SIZES: dict[str, dict[str, Any]] = {
     **{key: {"attn_logit_softcapping": 0.02} for key in ("gemma2", "vaultgemma")},
     "nanochat": {"final_logit_softcapping": 5.0},
     **{key: {"logits_scaling": 8.0} for key in ("granite", "granitemoe")},
-    "minicpm3": {"num_key_value_heads": 4},
     "gemma3n_text": {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": 4,

@@ -1,7 +1,8 @@
 """If these fail, `quintet plan` says that a run reads a key which it doesn't, or that a key is silent which counts.
 
-Each kind of run that can run here is started with a configuration whose fields record that they are read. Engines of
-other packages are not: `config/checks/engines.py` lists their options by hand, and they refuse the others.
+Each kind of run that can run here is started with a configuration whose fields record that they are read: with each
+engine and learner backend, on one rank and on several, in turns with the rollout and overlapped with it. SGLang cannot
+run here: `config/checks/engines.py` lists its options by hand, and it refuses the others.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ import json
 import os
 import shutil
 import sys
+from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 import warm_processes
@@ -99,22 +103,52 @@ rollout: {max_turns: 1, window_size: null, max_prompt_tokens: 64, max_response_t
 warm_start: null
 generation: {output_path: answers.parquet, samples: 2, batch_size: 8}
 """
-RUNS: dict[str, tuple[str, tuple[str, ...]]] = {
-    "episodes": (LAKE, ()),
-    "episodes with a critic and a reference": (
-        LAKE,
-        ("algorithm={advantage: {name: gae}, kl: {apply_to: reward, target: 0.1}}",),
-    ),
-    "episodes on FSDP": (LAKE, ("actor.backend=fsdp",)),
-    "episodes on Megatron": (LAKE, ("actor.backend=megatron",)),
-    "prompts": (PROMPTS, ()),
-    "tools": (TOOLS, ()),
-    "images": (VISION, ()),
-    "robots": (ARM, ()),
-    "robots with a value head": (ARM, ("critic.shares_policy=true", "algorithm.advantage.name=gae")),
-    "fine-tuning": (TUNING, ()),
-    "generation": (GENERATION, ()),
-    "evaluation": ("evaluation: {path: stored.jsonl}\nreward: {}\n", ()),
+TWO_DEVICES = ("placement.devices_per_node=2",)
+APART = (*TWO_DEVICES, "placement.actor.devices=[0]", "placement.rollout.devices=[1]")
+ASYNCHRONOUS = ("rollout.async_ratio=0.5", "rollout.partial=true", "rollout.max_staleness=4")
+PIPELINED = ("training.pipelined=true", "actor.shuffle=false", "algorithm.drop_groups_without_signal=false")
+CRITIC = ("algorithm={advantage: {name: gae}, kl: {apply_to: reward, target: 0.1}}",)
+VALUE_HEAD = ("critic.shares_policy=true", "algorithm.advantage.name=gae")
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose reads are recorded."""
+
+    text: str
+    overrides: tuple[str, ...] = ()
+    ranks: int = 1
+    options: tuple[str, ...] = ()
+
+
+RUNS = {
+    "episodes": Run(LAKE),
+    "episodes with a critic and a reference": Run(LAKE, CRITIC),
+    "episodes on FSDP": Run(LAKE, ("actor.backend=fsdp",)),
+    "episodes on Megatron": Run(LAKE, ("actor.backend=megatron",)),
+    "episodes on two ranks": Run(LAKE, (*TWO_DEVICES, *CRITIC), 2),
+    "episodes on two ranks of Megatron": Run(LAKE, (*TWO_DEVICES, "actor.backend=megatron"), 2),
+    "episodes on two ranks under Ray": Run(LAKE, TWO_DEVICES, 2, ("--ray", "local")),
+    "asynchronous episodes on shared devices": Run(LAKE, ASYNCHRONOUS),
+    "overlapped episodes": Run(LAKE, (*APART, *ASYNCHRONOUS), 2),
+    "prompts": Run(PROMPTS),
+    "prompts on two ranks": Run(PROMPTS, TWO_DEVICES, 2),
+    "overlapped prompts": Run(PROMPTS, (*APART, *ASYNCHRONOUS), 2),
+    "prompts in pipelined steps": Run(PROMPTS, (*APART, *PIPELINED), 2),
+    "prompts on vLLM": Run(PROMPTS, ("rollout.engine=vllm",)),
+    "tools": Run(TOOLS),
+    "overlapped tools": Run(TOOLS, (*APART, *ASYNCHRONOUS), 2),
+    "images": Run(VISION),
+    "images on two ranks": Run(VISION, TWO_DEVICES, 2),
+    "robots": Run(ARM),
+    "robots with a value head": Run(ARM, VALUE_HEAD),
+    "robots on two ranks": Run(ARM, TWO_DEVICES, 2),
+    "robots on devices apart": Run(ARM, (*APART, "placement.envs.devices=[1]"), 2),
+    "fine-tuning": Run(TUNING),
+    "fine-tuning on two ranks": Run(TUNING, TWO_DEVICES, 2),
+    "generation": Run(GENERATION),
+    "generation on two ranks": Run(GENERATION, TWO_DEVICES, 2),
+    "evaluation": Run("evaluation: {path: stored.jsonl}\nreward: {}\n"),
 }
 
 
@@ -134,19 +168,43 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def record(directory: Path, name: str, text: str, overrides: tuple[str, ...]) -> dict[str, set[str]]:
-    """Run a configuration; return the modules that read each key."""
+def record(directory: Path, name: str, run: Run) -> tuple[dict[str, set[str]], set[str]]:
+    """Run a configuration; return the modules that read each key in any rank, and the fields, by class, that workers
+    read in sections that they were sent."""
     file = directory / f"{name.replace(' ', '-')}.yaml"
-    file.write_text(f"name: {file.stem}\n{text}")
+    file.write_text(f"name: {file.stem}\n{run.text}")
     command = "eval" if name == "evaluation" else "train"
-    words = [sys.executable, str(RECORDER), str(file.with_suffix("")), command, str(file), *overrides]
+    is_torchrun = run.ranks > 1 and not run.options
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(run.ranks)] if is_torchrun else []
+    recorder = [str(RECORDER), str(file.with_suffix("")), command, str(file), *run.overrides, *run.options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = warm_processes.run(
-        words, cwd=directory, env=environment, capture_output=True, text=True, timeout=600, check=False
+        [sys.executable, *torchrun, *recorder],
+        cwd=directory,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    reads = json.loads(file.with_suffix(".0.json").read_text())["reads"]
-    return {key: set(modules) for key, modules in reads.items()}
+    reads: dict[str, set[str]] = defaultdict(set)
+    sent: set[str] = set()
+    for rank in range(run.ranks):
+        recorded = json.loads(file.with_suffix(f".{rank}.json").read_text())
+        sent |= {*recorded["unplaced"]} if rank else set()
+        for key, modules in recorded["reads"].items():
+            reads[key] |= {*modules}
+    return reads, sent
+
+
+def field_of(experiment: Experiment, key: str) -> str:
+    """Return the class that has a key, and its field."""
+    node: Any = experiment
+    *sections, name = key.split(".")
+    for section in sections:
+        node = node[section] if isinstance(node, dict) else getattr(node, section)
+    return f"{type(node).__name__}.{name}"
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -154,16 +212,15 @@ def test_a_key_is_silent_exactly_where_the_plan_says_so(
     directory: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(directory)
-    if "Megatron" in name:
-        pytest.importorskip("megatron.core")
-    if "robots" in name:
-        pytest.importorskip("mujoco")
-    text, overrides = RUNS[name]
-    reads = record(directory, name, text, overrides)
-    experiment = load_experiment(str(directory / f"{name.replace(' ', '-')}.yaml"), overrides).experiment
+    for part, module in {"Megatron": "megatron.core", "robots": "mujoco", "vLLM": "vllm", "Ray": "ray"}.items():
+        if part in name:
+            pytest.importorskip(module)
+    reads, sent = record(directory, name, RUNS[name])
+    experiment = load_experiment(str(directory / f"{name.replace(' ', '-')}.yaml"), RUNS[name].overrides).experiment
     reason_of = unread_reasons(experiment)
     silent = {key for key in leaves(experiment) if reason_of(key) is not None}
-    assert sorted({*leaves(experiment)} - {*reads} - silent - {*ELSEWHERE}) == [], "never read, and not said"
+    unread = {*leaves(experiment)} - {*reads} - silent - {*ELSEWHERE}
+    assert sorted(key for key in unread if field_of(experiment, key) not in sent) == [], "never read, and not said"
     counting = [key for key in read_in_vain(experiment) if any(map(counts, reads.get(key, ())))]
     assert counting == [], "read, and said to have no effect"
 

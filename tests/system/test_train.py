@@ -8,12 +8,15 @@ import json
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import warm_processes
 from paused_runs import stop_run, wait_for
+from tests.system.conftest import SMALL, run_quintet
 
 from quintet.tracking.metrics import describe, without_timing
 
@@ -115,7 +118,7 @@ assert "quintet" not in sys.modules
 def test_adapters_lie_beside_the_merged_model_as_peft_stores_them(
     quintet: Command, small: Path, tmp_path: Path
 ) -> None:
-    overrides = ["training.steps=1", "policy.lora={rank: 4, alpha: 8}", "policy.dtype=bfloat16", "warm_start.updates=2"]
+    overrides = ["training.steps=1", "policy.lora={rank: 4, alpha: 8}", "policy.dtype=bfloat16"]
     quintet("train", str(small), *overrides)
     code = """
 import sys
@@ -155,8 +158,22 @@ STEERED = "algorithm.kl={place: reward, coefficient: 0.1, target: 0.01, horizon:
 STREAMED = "rollout.async_ratio=0.5;rollout.partial=true;checkpoint.every_steps=2;training.steps=7"
 STREAMED += ";tracking.trajectories_every_steps=1"
 """Episodes outlast their step, and a stop falls between two checkpoints."""
-ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};policy.dtype=bfloat16;warm_start.updates=2"
+ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};policy.dtype=bfloat16"
 """Adapters alone are trained, and the reference is the same model with those of the beginning."""
+
+
+@pytest.fixture(scope="module")
+def whole_run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the directory of a run with these settings that never stops; each is trained once."""
+
+    @cache
+    def train(choice: str) -> Path:
+        directory = tmp_path_factory.mktemp("whole")
+        (directory / "small.yaml").write_text(SMALL)
+        run_quintet(directory, "train", "small.yaml", *choice.split(";"), "name=whole")
+        return directory / "runs/whole"
+
+    return train
 
 
 @pytest.mark.parametrize(
@@ -173,20 +190,25 @@ ADAPTED = "policy.lora={rank: 4, alpha: 8};algorithm.kl={coefficient: 0.01};poli
     ],
 )
 def test_a_stopped_run_ends_as_one_that_never_stopped(
-    quintet: Command, small: Path, tmp_path: Path, how: signal.Signals, choice: str
+    quintet: Command,
+    small: Path,
+    tmp_path: Path,
+    whole_run: Callable[[str], Path],
+    how: signal.Signals,
+    choice: str,
 ) -> None:
     words = choice.split(";")
     before = "trajectories/train/step_000003.jsonl" if choice is STREAMED else "checkpoints/global_step_2"
-    quintet("train", str(small), *words, "name=whole")
     command = ["train", str(small), *words, "name=stopped"]
     status, output = stop_run(command, tmp_path, f"runs/stopped/{before}", how)
     assert status == (-signal.SIGKILL if how is signal.SIGKILL else 128 + how)
     assert "Traceback" not in output
     again = quintet("train", str(small), *words, "name=stopped")
     assert "resuming from" in again.stdout
-    whole, stopped = tmp_path / "runs/whole", tmp_path / "runs/stopped"
-    assert weights(whole, 4) == weights(stopped, 4)
+    whole, stopped = whole_run(choice), tmp_path / "runs/stopped"
     assert metrics(whole) == metrics(stopped)
+    last_step = metrics(whole)[-1]["step"]
+    assert weights(whole, last_step) == weights(stopped, last_step) != {}
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
@@ -212,7 +234,6 @@ def test_a_run_stopped_in_its_warm_start_continues_it(
 def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
     quintet: Command, small: Path, tmp_path: Path
 ) -> None:
-    quintet("train", str(small), "name=whole")
     quintet("train", str(small), "name=torn", "training.steps=3", "checkpoint.keep=3")
     # The same experiment with one more step: what step 3 left is damaged on the disk.
     newest = tmp_path / "runs/torn/checkpoints/global_step_3/actor/optim_world_size_1_rank_0.safetensors"
@@ -335,8 +356,7 @@ def test_a_divergence_from_the_reference_holds_the_policy_back(quintet: Command,
 
 
 def test_weights_in_bfloat16_play_and_learn(quintet: Command, small: Path, tmp_path: Path) -> None:
-    overrides = ("policy.dtype=bfloat16", "algorithm.advantage.name=gae", "training.steps=2", "warm_start.updates=2")
-    quintet("train", str(small), *overrides)
+    quintet("train", str(small), "policy.dtype=bfloat16", "algorithm.advantage.name=gae")
     lines = metrics(tmp_path / "runs/small")
     assert lines[-1]["actor/grad_norm"] > 0
     assert 0 < lines[1]["training/rollout_probs_diff_max"] < 0.2

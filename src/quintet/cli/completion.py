@@ -23,9 +23,9 @@ def complete_config(incomplete: str) -> list[str]:
 
 def complete_key(incomplete: str) -> list[str]:
     """Return the native keys that begin so, each with `=`; after a section's dot those of the section."""
-    from quintet.config.schema import keys
+    from quintet.config.schema import key_names
 
     level = incomplete.count(".") + 1
-    names = (key.name for key in keys() if key.name.startswith(incomplete))
+    names = (name for name in key_names() if name.startswith(incomplete))
     parts = {".".join(name.split(".")[:level]): name.count(".") >= level for name in names}
     return [f"{name}." if is_section else f"{name}=" for name, is_section in parts.items()]

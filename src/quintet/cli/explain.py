@@ -24,7 +24,7 @@ from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dialects.typos import closest_keys
 from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
-from quintet.config.schema import REPEATED, Key, documented_key, format_value, keys
+from quintet.config.schema import REPEATED, Key, format_value, key_names, keys, keys_in, keys_named
 from quintet.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -211,7 +211,7 @@ def _spec_object(entry: Entry) -> dict[str, Any]:
 
 def _print_key(name: str, dialect: str | None, *, as_json: bool) -> None:
     current = current_key(name)
-    native = [key for key in keys() if key.name == documented_key(current)] if dialect in (None, NATIVE) else []
+    native = keys_named(current) if dialect in (None, NATIVE) else []
     if native and current != name:
         print(f"{name} is now called {current}", file=sys.stderr)
     foreign = _foreign_entries(name, dialect)
@@ -242,7 +242,7 @@ def _print_similar(name: str, dialect: str | None, *, as_json: bool) -> None:
     elif "." not in name and (related := search_keys(name)) and not as_json:
         _print_related(name, related)
     else:
-        valid = [key.name for key in keys()] if dialect in (None, NATIVE) else []
+        valid = key_names() if dialect in (None, NATIVE) else []
         similar = (
             keys_by_synonym(name, valid)
             or closest_keys(name, valid)
@@ -358,7 +358,8 @@ def _specs_for(native: str) -> Iterator[Entry]:
     """Yield the keys of the frameworks' reference documents that set a native key."""
     for dialect in DIALECTS.values():
         for reference in dialect.references:
-            yield from ((dialect.name, reference.name, spec) for spec in reference.load() if native in spec.native)
+            specs = reference.load() if reference.mentions([native]) else ()
+            yield from ((dialect.name, reference.name, spec) for spec in specs if native in spec.native)
 
 
 def _print_synonyms(entries: list[Entry], *, exclude: str = "") -> None:
@@ -382,7 +383,9 @@ def _print_native(key: Key) -> None:
         _print_synonyms(list(_specs_for(key.name)))
         return
     print("  keys")
-    for title in dict.fromkeys(_title(other) for other in keys() if _is_listed(other, key)):
+    for title in dict.fromkeys(
+        _title(other) for other in keys_in(key.name.partition(".")[0]) if _is_listed(other, key)
+    ):
         print(f"    {title}")
 
 

@@ -2,17 +2,20 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 from pydantic.fields import FieldInfo
 
 from quintet.config.dotted import get_value
 from quintet.config.native.experiment import Experiment
+from quintet.config.native.field_docs import field_docs
 from quintet.config.native.registry_union import RegistryUnion
+from quintet.config.native.section import Section
 
 JsonSchema = Mapping[str, Any]
 TYPE_NAMES = {
@@ -65,8 +68,51 @@ def _is_among(name: str, names: str) -> bool:
 @cache
 def keys() -> tuple[Key, ...]:
     """Return every key in the order of the schema, with the keys of all envs, advantages and losses."""
-    schema = Experiment.model_json_schema()
-    return tuple(_walk(schema, schema["$defs"], "", {}, None, None))
+    return _keys_of(Experiment)
+
+
+def _keys_of(model: type[BaseModel]) -> tuple[Key, ...]:
+    schema = model.model_json_schema()
+    return tuple(_walk(schema, schema.get("$defs", {}), "", {}, None, None))
+
+
+@cache
+def keys_in(section: str) -> tuple[Key, ...]:
+    """Return the keys of a field of the experiment, such as `actor`; none if there is no such field.
+
+    The JSON schema of one field takes much less time than that of all, see `keys`.
+    """
+    if section not in Experiment.model_fields:
+        return ()
+    field = copy(Experiment.model_fields[section])
+    field.description = field_docs(Experiment)[section]
+    only: Any = create_model("Experiment", __base__=Section, **{section: (field.annotation, field)})
+    return _keys_of(only)
+
+
+def keys_named(name: str) -> list[Key]:
+    """Return the documentation of a native key, once for each choice that has it."""
+    documented = documented_key(name)
+    return [key for key in keys_in(documented.partition(".")[0]) if key.name == documented]
+
+
+def key_names() -> list[str]:
+    """Return the names of all keys in the order of the schema, without reading it: `keys` takes 0.3 s."""
+    return list(dict.fromkeys(_names_in(Experiment, "")))
+
+
+def _names_in(section: type[BaseModel], prefix: str) -> Iterator[str]:
+    for part, field in section.model_fields.items():
+        name = f"{prefix}{part}"
+        yield name
+        if get_origin(field.annotation) is tuple:  # its items have no keys of their own
+            continue
+        annotations = (field.annotation, *field.metadata)
+        sections = [*sections_of(annotations, of_entries=False)]
+        if not sections and (sections := [*sections_of(annotations, of_entries=True)]):
+            yield (name := f"{name}.*")
+        for inner in sections:
+            yield from _names_in(inner, f"{name}.")
 
 
 def is_key(name: str) -> bool:

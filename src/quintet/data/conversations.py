@@ -30,7 +30,7 @@ from quintet.data.plain_replies import render_plain_replies
 from quintet.data.prompt_format import Truncation, kept_positions
 from quintet.data.reply_rendering import RenderedReply, render_reply
 from quintet.data.row_images import PromptImages, RowImage, keeps_images, place_in_messages
-from quintet.data.row_reader import RowReader
+from quintet.data.row_reader import RESPONSE_COLUMNS, RowReader
 from quintet.errors import ConfigError
 from quintet.records import Batch
 
@@ -92,13 +92,22 @@ def parse_conversation(
         return Conversation(messages, images=images, variables=variables)
     prompt, response = reader.prompt_and_reply(row, row_name)
     if not response:
-        message = f"{row_name} has no response to train on"
-        hint = f"set data.response_key to its column; columns: {', '.join(row)}"
-        raise ConfigError(message, key="data.response_key", value=config.response_key, source=row_name, hint=hint)
+        raise _no_response(row, config, row_name)
     if rendered:
         return Conversation(prompt=str(prompt[-1]["content"]), answer=response[0]["content"])
     prompt = reader.place_images(row, prompt, row_name)
     return Conversation((*prompt, *response), first_trained=len(prompt), images=images, variables=variables)
+
+
+def _no_response(row: Mapping[str, Any], config: DataConfig, row_name: str) -> ConfigError:
+    """Return the error for a row without a response, with the column that contains something else, if any."""
+    message, hint = f"{row_name} has no response to train on", ""
+    columns = RESPONSE_COLUMNS if config.response_key is None else ()
+    if wrong := next((name for name in columns if not isinstance(row.get(name), str | None)), None):
+        message += f": {wrong} contains {type(row[wrong]).__name__}"
+        hint = "a response is text, or a list of chat messages; "
+    hint += f"set data.response_key to its column; columns: {', '.join(row)}"
+    return ConfigError(message, key="data.response_key", value=config.response_key, source=row_name, hint=hint)
 
 
 class ConversationFormat:

@@ -27,9 +27,12 @@ print(*sorted(name for name in MODULES if name in sys.modules), file=sys.stderr)
         (["doctor"], ["torch", "transformers", "hydra", "pyarrow", "quintet.config.plan.run_plan"]),
         (
             ["explain", "training.steps"],
-            ["torch", "transformers", "hydra", "numpy", "pyarrow", "quintet.config.dialects.loader"],
+            ["torch", "transformers", "hydra", "omegaconf", "numpy", "pyarrow", "quintet.config.dialects.loader"],
         ),
-        (["explain", "actor_rollout_ref.actor.clip_ratio"], ["torch", "hydra", "quintet.cli.explain_metric"]),
+        (
+            ["explain", "actor_rollout_ref.actor.clip_ratio"],
+            ["torch", "hydra", "omegaconf", "quintet.cli.explain_metric"],
+        ),
     ],
     ids=lambda value: value[0],
 )

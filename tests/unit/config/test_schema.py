@@ -7,12 +7,22 @@ import pytest
 from quintet.config.dialects.synonyms import keys_by_synonym
 from quintet.config.dotted import flatten
 from quintet.config.native.experiment import Experiment
-from quintet.config.schema import NAMED_SECTIONS, is_key, keys, valid_keys
+from quintet.config.schema import NAMED_SECTIONS, is_key, key_names, keys, keys_in, keys_named, valid_keys
 from quintet.config.validation import suggest_keys
 
 
 def test_every_key_says_what_it_means() -> None:
     assert [key.name for key in keys() if not key.description and not key.is_section] == []
+
+
+def test_keys_of_one_section_and_names_alone_are_those_of_the_whole_schema() -> None:
+    """`explain` and the completion of keys do not read the whole schema, which takes longer."""
+    assert [key for section in Experiment.model_fields for key in keys_in(section)] == [*keys()]
+    assert key_names() == [*dict.fromkeys(key.name for key in keys())]
+    sizes = [key for key in keys() if key.name == "envs.*.env.size"]
+    assert keys_named("envs.lake.env.size") == sizes
+    assert len(sizes) > 1
+    assert keys_named("seeds") == keys_named("model.path") == []
 
 
 def test_defaults_are_those_of_their_place() -> None:

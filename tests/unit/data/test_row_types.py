@@ -64,3 +64,9 @@ def test_nothing_but_text_becomes_text(value: Any) -> None:
             assert {message["content"] for message in read.messages} <= TEXTS | numbers | {"x"}, row
             assert (read.response or "") in TEXTS | numbers | {"x"}, row
             assert read.data_source in names | {""}, row
+
+
+def test_a_response_that_is_no_text_is_named_by_its_column() -> None:
+    with pytest.raises(ConfigError, match="row 0 has no response to train on: completion contains dict") as error:
+        parse_conversation({"prompt": "question", "completion": {"a": 1}}, DataConfig(), 0, "row 0")
+    assert str(error.value.hint).startswith("a response is text, or a list of chat messages; set data.response_key")

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from packaging.version import Version
 from torch import Tensor
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
@@ -26,13 +28,19 @@ from support.tiny_families import NOT_BUILT, save_tiny_model
 
 FAMILIES = sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
 REFUSED = {family: feature for feature, families in model_support()["families"].items() for family in families}
-TESTED = model_support()["tested"]
+TESTED = [family for family in model_support()["tested"] if family in FAMILIES]
+BUILT = [family for family in REFUSED if family in FAMILIES and family not in NOT_BUILT]
+RIGHT_SINCE = {"moshi": "5.24"}
+"""Refused families that later releases of transformers compute by their attention interface."""
 LENGTHS = (11, 5, 8)
 build_engine = partial(HfEngine, max_num_seqs=3)
 
 
 def test_every_family_of_transformers_is_in_the_table_once() -> None:
-    assert sorted([*REFUSED, *TESTED]) == FAMILIES
+    """The table also has families that releases before 5.24 lack."""
+    named = [*REFUSED, *model_support()["tested"]]
+    assert len(set(named)) == len(named)
+    assert set(FAMILIES) <= set(named)
 
 
 @pytest.mark.parametrize("family", TESTED)
@@ -81,7 +89,9 @@ def _gradients(model: Any, logits: list[Tensor], sequences: list[Tensor]) -> dic
     }
 
 
-@pytest.mark.parametrize("family", [family for family in REFUSED if family not in NOT_BUILT])
+@pytest.mark.parametrize(
+    "family", [family for family in BUILT if Version(version("transformers")) < Version(RIGHT_SINCE.get(family, "99"))]
+)
 def test_a_refused_family_is_named_and_does_not_pass_the_check(
     family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

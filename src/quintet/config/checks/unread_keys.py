@@ -16,16 +16,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from quintet.config.checks.engines import ENGINE_OPTIONS, OPTIONS
 from quintet.config.dotted import flatten, is_inside, sections_around
 from quintet.config.native.experiment import Experiment
 from quintet.config.plan.model_shapes import ModelShape
 from quintet.config.plan.models import find_models
+from quintet.config.plan.overlap import overlaps_training
 from quintet.config.plan.placement import place_components
 from quintet.config.plan.process_layout import process_layout
+from quintet.config.plan.weight_transfer import weight_transfers
 from quintet.config.schema import documented_key, format_value, keys
 from quintet.package_files import read_yaml
 
 DEFAULT = "default"
+SIZES = ("tensor_parallel", "pipeline_parallel")
+"""Options that the placement of every engine reads."""
 _MISSING = object()
 
 
@@ -125,6 +130,8 @@ def _facts(experiment: Experiment) -> dict[str, Any]:
         "run.reward_model": experiment.reward is not None and experiment.reward.model is not None,
         "run.replies": experiment.rollout.tool_calls is not None or experiment.rollout.interactions is not None,
         "run.reads_images": _reads_images(experiment),
+        "run.weight_transfers": reinforces and bool(weight_transfers(experiment)),
+        "run.overlaps_training": reinforces and overlaps_training(experiment),
         "run.domains": bool(experiment.domains),
         "run.processes": process_layout(experiment).size,
         **{f"run.{name}_processes": part.num_processes if part else 1 for name, part in learners.items()},
@@ -160,9 +167,17 @@ def unread_reasons(experiment: Experiment) -> Callable[[str], str | None]:
         if (absent := _absent_section(experiment, key)) is not None:
             return f"the run has no {absent}"
         reasons = (rule.reason_for(prefix, values) for rule in unread_rules() for prefix in rule.prefixes(key))
-        return next(filter(None, reasons), None)
+        return next(filter(None, reasons), None) or _missing_option(experiment.rollout.engine, key)
 
     return reason_of
+
+
+def _missing_option(engine: str, key: str) -> str | None:
+    """Return that an engine has no such option; None if it has, or for other keys."""
+    section, _, option = key.rpartition(".")
+    if section != OPTIONS or option in SIZES or engine not in ENGINE_OPTIONS:
+        return None
+    return None if option in ENGINE_OPTIONS[engine].names else f"the engine {engine} has no such option"
 
 
 def _absent_section(experiment: Experiment, key: str) -> str | None:

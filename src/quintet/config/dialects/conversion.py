@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.composition.foreign_config import MergedConfig
 from quintet.config.dialects.dialect import Dialect
 from quintet.config.dialects.ledger import KeySpec, is_effective
 from quintet.config.divisors import nearest_divisor, nearest_multiple
@@ -15,12 +14,15 @@ from quintet.config.native.experiment import Experiment
 from quintet.config.problems import ConfigProblem, describe_setting, setting_problem
 from quintet.config.schema import format_value
 
+if TYPE_CHECKING:
+    from quintet.config.dialects.composition.foreign_config import MergedConfig
+
 
 @dataclass(frozen=True, slots=True)
 class ForeignValues:
     """Values of a foreign configuration over those of the framework's reference."""
 
-    merged: MergedConfig
+    merged: "MergedConfig"
     dialect: Dialect
     """The dialect, with only the references that apply to this configuration."""
     read_as: Mapping[str, tuple[str, ...]] = field(default_factory=dict)

@@ -1,10 +1,10 @@
 """A dialect: a framework's configuration format, as the keys that its references document."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from types import MappingProxyType
 from typing import Any, Literal
@@ -12,7 +12,7 @@ from typing import Any, Literal
 import yaml
 
 from quintet.config.capabilities import Capability
-from quintet.config.dialects.ledger import KeySpec, load_keys
+from quintet.config.dialects.ledger import KeySpec, key_file_text, load_keys
 from quintet.config.dialects.release_defaults import spec_of_release
 from quintet.config.dialects.release_tables import ChosenRelease, load_release_tables
 from quintet.config.dialects.value_types import ANYTHING, SECTION
@@ -29,6 +29,13 @@ class Reference:
     name: str
     """Name of the document: `verl_ppo_trainer`."""
     load: Callable[[], tuple[KeySpec, ...]]
+    text: Callable[[], str] | None = None
+    """The text of its key file, if its keys are those of the file."""
+
+    def mentions(self, names: Collection[str]) -> bool:
+        """Return whether its keys may name one of the given foreign or native keys; loading them takes much longer."""
+        text = None if self.text is None else self.text()
+        return text is None or any(name in text for name in names)
 
     def mapped(self, change: Callable[[KeySpec], KeySpec]) -> "Reference":
         """Return the reference with each key changed."""
@@ -231,4 +238,6 @@ def any_keys(tree: Mapping[str, Any]) -> Reference:
 
 def key_files(framework: str, names: Iterable[str]) -> tuple[Reference, ...]:
     """Return a reference for each key file of a framework; it is loaded on first use."""
-    return tuple(Reference(name, lambda name=name: load_keys(framework, name)) for name in names)  # type: ignore[misc]
+    return tuple(
+        Reference(name, partial(load_keys, framework, name), partial(key_file_text, framework, name)) for name in names
+    )

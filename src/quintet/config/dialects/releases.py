@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, model_validator
 
 from quintet.config.dialects.dialect import Dialect, key_files
-from quintet.config.dialects.ledger import KeySpec, key_file_text
+from quintet.config.dialects.ledger import KeySpec
 from quintet.config.dialects.value_types import BOOLEAN
 from quintet.config.dotted import sections_around
 
@@ -94,19 +94,20 @@ def load_releases(framework: str) -> Releases:
 def all_keys(dialect: Dialect, mentioning: Collection[str] = ()) -> Iterator[tuple[str, KeySpec]]:
     """Yield each key of a framework with the name of its key file.
 
-    The keys of the references come first; then those of the other files, each only if no earlier file has it. Of the
-    other files, only those are read that mention one of the given names, if there are any.
+    The keys of the references come first; then those of the other files, each only if no earlier file has it. Only
+    files are read that mention one of the given names, if there are any.
     """
     documented = {reference.name for reference in dialect.references}
     listed: set[str] = set()
     for reference in dialect.references:
+        if mentioning and not reference.mentions(mentioning):
+            continue
         for spec in reference.load():
             listed.add(spec.key)
             yield reference.name, spec
     further = (name for name in load_releases(dialect.name).files if name not in documented)
     for reference in key_files(dialect.name, further):
-        text = key_file_text(dialect.name, reference.name) if mentioning else ""
-        if mentioning and not any(name in text for name in mentioning):
+        if mentioning and not reference.mentions(mentioning):
             continue
         for spec in reference.load():
             if spec.key not in listed:

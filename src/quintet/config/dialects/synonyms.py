@@ -32,7 +32,7 @@ def _native_keys(word: str) -> Iterator[str]:
     """Yield the first native key of each foreign key with that last part."""
     for dialect in DIALECTS.values():
         for reference in dialect.references:
-            for spec in reference.load():
+            for spec in reference.load() if reference.mentions([word]) else ():
                 names = {key.rpartition(".")[2] for key in (spec.key, *spec.aliases)}
                 if word in names and spec.native:
                     yield spec.native[0]

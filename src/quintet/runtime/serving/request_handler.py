@@ -235,7 +235,7 @@ class RequestHandler:
             new = [name for name in body.ignored if name not in self._ignored_fields]
             self._ignored_fields.update(list(body.ignored))
         for name in new:
-            logger.info("requests set %s, which has no effect here", name)
+            logger.warning("requests set %s, which has no effect here", name)
 
     @property
     def ignored_fields(self) -> dict[str, int]:

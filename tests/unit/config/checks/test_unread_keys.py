@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from quintet.config.checks.unread_keys import unread_rules
+from quintet.config.checks.engines import OPTIONS
+from quintet.config.checks.unread_keys import unread_reasons, unread_rules
 from quintet.config.compose import load_experiment, unread_remarks
 from quintet.config.schema import keys
 
 TUNING = ["sft={}", "data.train_files=[rows.jsonl]"]
+TWO_DEVICES = ["placement.devices_per_node=2"]
+APART = [*TWO_DEVICES, "placement.actor.devices=[0]", "placement.rollout.devices=[1]"]
+QUEUE, TRANSFER = "placement.rollout.channel.size", "placement.weight_transfer"
 FSDP_ALONE = ["actor.sharding.forward_prefetch=true", "actor.backend=megatron"]
 
 
@@ -41,6 +45,8 @@ FSDP_ALONE = ["actor.sharding.forward_prefetch=true", "actor.backend=megatron"]
             "data.messages_key = 'messages'",
         ),
         (FSDP_ALONE, "actor.sharding.forward_prefetch", "actor.backend = 'megatron'"),
+        (["actor.sharding.limit_all_gathers=true", *TWO_DEVICES], "limit_all_gathers", "actor.backend = 'fsdp2'"),
+        (["actor.shuffle_seed=3", "actor.shuffle=false"], "actor.shuffle_seed = 3", "actor.shuffle = false"),
     ],
 )
 def test_a_key_without_effect_is_told_with_what_silences_it(words: list[str], key: str, beside: str) -> None:
@@ -48,6 +54,24 @@ def test_a_key_without_effect_is_told_with_what_silences_it(words: list[str], ke
     assert key in remark
     assert remark.endswith(beside)
     assert "command line" in remark
+
+
+@pytest.mark.parametrize(
+    ("words", "key", "reason"),
+    [
+        ([], QUEUE, None),
+        (["rollout.async_ratio=0.5"], QUEUE, "an asynchronous rollout on the devices of the learners has no queue"),
+        (["rollout.async_ratio=0.5", *APART], QUEUE, None),
+        (TWO_DEVICES, TRANSFER, "no engine is in a process without the learner"),
+        (APART, TRANSFER, None),
+        (["rollout.engine=vllm"], f"{OPTIONS}.server_url", "the engine vllm has no such option"),
+        (["rollout.engine=vllm"], f"{OPTIONS}.executor", None),
+        (["rollout.engine=sglang"], f"{OPTIONS}.swap_space_gib", "the engine sglang has no such option"),
+        ([], f"{OPTIONS}.block_size", "the engine hf has no such option"),
+    ],
+)
+def test_devices_and_engine_decide_which_keys_a_run_reads(words: list[str], key: str, reason: str | None) -> None:
+    assert unread_reasons(load_experiment(None, words).experiment)(key) == reason
 
 
 @pytest.mark.parametrize(

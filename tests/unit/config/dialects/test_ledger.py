@@ -52,6 +52,15 @@ def test_the_ledger_has_every_documented_key_with_its_documented_default(referen
 
 
 @pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.name)
+def test_a_key_file_mentions_the_names_by_which_its_keys_are_looked_up(reference: Reference) -> None:
+    """Files that do not mention a name are not loaded."""
+    for spec in reference.load():
+        names = [spec.key, spec.key.rpartition(".")[2], *spec.aliases, *spec.native]
+        assert all(reference.mentions([name]) for name in names), spec.key
+    assert reference.text is None or not reference.mentions(["no.such.key"])
+
+
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda reference: reference.name)
 def test_every_entry_is_consistent_with_itself_and_the_native_schema(reference: Reference) -> None:
     native = {key.name for key in keys()}
     for spec in reference.load():

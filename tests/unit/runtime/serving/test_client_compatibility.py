@@ -84,6 +84,14 @@ def test_fields_without_effect_are_accepted_and_counted(
     assert [name for name in after if after[name] > before.get(name, 0)] == ignored
 
 
+def test_the_log_names_a_field_without_effect_once(policy_directory: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Only warnings are shown: a server has no handler of its own."""
+    with served(hf_engine(policy_directory), policy_directory) as server:
+        for _ in range(2):
+            server.ask(CHAT, {"messages": HELLO, "max_tokens": 1, "store": True})
+    assert [record.getMessage() for record in caplog.records] == ["requests set store, which has no effect here"]
+
+
 def test_thoughts_in_the_history_are_shown_by_a_template_that_has_them(caller: Client, policy_directory: Path) -> None:
     messages = [*HELLO, {"role": "assistant", "content": "a", "reasoning_content": "I think. "}]
     assert "assistant: I think. a;" in prompt_of(caller, messages, policy_directory)
