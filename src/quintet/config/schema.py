@@ -86,7 +86,8 @@ def keys_in(section: str) -> tuple[Key, ...]:
         return ()
     field = copy(Experiment.model_fields[section])
     field.description = field_docs(Experiment)[section]
-    only: Any = create_model("Experiment", __base__=Section, **{section: (field.annotation, field)})
+    definitions: dict[str, Any] = {section: (field.annotation, field)}
+    only = create_model("Experiment", __base__=Section, **definitions)
     return _keys_of(only)
 
 

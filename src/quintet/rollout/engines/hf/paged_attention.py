@@ -34,8 +34,8 @@ QKV = tuple[Tensor, ...]
 class LayerState(Protocol):
     """State that a group of layers of one kind stores of the tokens before the new ones of a pass.
 
-    Attention keeps keys and values of all tokens, in blocks (`AttentionState`). A recurrent layer keeps one state of
-    fixed size for each sequence in use, by its row of the block tables (`RecurrentStates`).
+    Attention keeps keys and values of all tokens, in blocks (`AttentionState`). A sliding window needs only the last
+    tokens. What recurrent layers keep is outside of the blocks, see `RecurrentStates`.
     """
 
     layers: Sequence[int]

@@ -84,8 +84,7 @@ class PagedCache:
         `recurrent` has the states of recurrent layers; sequences share nothing then."""
         max_blocks = max(max_blocks, request_blocks(max_model_len))
         self.recurrent = recurrent
-        states = [AttentionState(shape, max_blocks), *([] if recurrent is None else [recurrent])]
-        self.pool = BlockPool(states, max_blocks)
+        self.pool = BlockPool([AttentionState(shape, max_blocks)], max_blocks)
         self.device = shape.device
         self.tree = PrefixTree(self.pool)
         self.tables: BlockTables = np.zeros((max_num_seqs, request_blocks(max_model_len)), np.int32)
@@ -141,3 +140,10 @@ class PagedCache:
         """Forget everything. Sequences in use must not be used any more. The memory stays allocated."""
         self.tree.reset()
         self._free_rows = list(range(len(self.tables)))[::-1]
+
+    def release_memory(self) -> None:
+        """Forget everything, and free the memory."""
+        self.reset()
+        self.pool.release_memory()
+        if self.recurrent is not None:
+            self.recurrent.release_memory()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -12,23 +12,15 @@ from quintet.rollout.engines.hf.paged_attention import PagedLayout
 
 
 class RecurrentStates:
-    """`LayerState` of recurrent layers: the states behind the computed tokens of sequences, by their row of the block
-    tables. Blocks have nothing of them, so a sequence cannot continue behind a block of another one."""
-
-    layers: Sequence[int] = ()
-    block_bytes = 0
+    """States of recurrent layers behind the computed tokens of sequences, by their row of the block tables. Blocks have
+    no part of them, so a sequence cannot continue behind a block of another one."""
 
     def __init__(self) -> None:
         self._stored: dict[int, RecurrentState] = {}
         """By layer: tensors whose first dimension is the row."""
 
-    def reserve(self, num_blocks: int) -> None:
-        """Nothing: blocks have no part of the states."""
-
-    def copy(self, source: int, target: int) -> None:
-        """Nothing, as in `reserve`."""
-
     def release_memory(self) -> None:
+        """Free the memory of all states; no sequence may be in use."""
         self._stored.clear()
 
     def mix(self, layer: int, layout: PagedLayout, states: Tensor, run: Run) -> Tensor:

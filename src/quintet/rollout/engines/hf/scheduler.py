@@ -148,13 +148,14 @@ class Scheduler:
             layout = PagedLayout(states, cache.tables, table_rows, starts, counts, running.order, cache.recurrent)
             return ForwardInput(tokens, positions, layout)
         own = np.array([(span.sequence.row, span.start, span.count) for span in spans], np.int64).T
-        both = (np.concatenate(pair) for pair in zip((table_rows, starts, counts), own, strict=True))
+        joined = (np.concatenate(pair) for pair in zip((table_rows, starts, counts), own, strict=True))
+        table_rows, starts, counts = joined
         prompt = [token for span in spans for token in span.sequence.tokens[span.start : span.end]]
         places = [x for span in spans for x in self._runner.positions(span.sequence.tokens, span.start, span.end)]
         return ForwardInput(
             torch.cat([tokens, torch.tensor(prompt, device=self._device)]),
             _join_positions(positions, torch.tensor(places, device=self._device)),
-            PagedLayout(states, cache.tables, *both, recurrent=cache.recurrent),
+            PagedLayout(states, cache.tables, table_rows, starts, counts, recurrent=cache.recurrent),
         )
 
     def start_decoding(self) -> list[Tensor]:
@@ -210,7 +211,7 @@ class Scheduler:
     def free_memory(self) -> None:
         """Free the memory of the cache; no request may be prefilling or running."""
         self.preempt_all()
-        self._cache.pool.release_memory()
+        self._cache.release_memory()
 
     def remove_scored(self) -> list[ScheduledRequest]:
         """Remove and return waiting requests that have log-probs of their prompts, but no response yet."""
