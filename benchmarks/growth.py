@@ -12,7 +12,6 @@ Works, each of whose measurements is a process of its own:
     viewer     runs of 3,000 steps in the list of `quintet view`: memory
     ranks      rows of an update of fine-tuning: processor time with two ranks, of one process with one thread
     fit        devices of `quintet plan --fit`: processor time
-    episodes   turns of 32 episodes with the whole history: processor time and memory of a training step
 
 The exponent is the slope of the logarithm of the cost over that of the size; 1 is linear. Results of other works stay
 in the file. Times say little on a loaded machine, which `load_before` shows; processor times are of all processes of
@@ -287,52 +286,6 @@ def update_cpu_seconds(directory: Path, rows: int, launcher: Sequence[str], devi
     return (seconds[1] - seconds[0]) / (STEPS[1] - STEPS[0])
 
 
-ENVIRONMENT = """
-from quintet.records import Observation, Step
-
-
-class Search:
-    actions = ("search", "read")
-
-    def instruction(self):
-        return "Search and read."
-
-    def reset(self, seed):
-        self.number = seed % 100
-        return self.observation()
-
-    def step(self, action):
-        self.number = (7 * self.number + 3) % 100
-        return Step(self.observation(), 0.0, False, False, {"success": False})
-
-    def observation(self):
-        return Observation(f"result {self.number} of {self.number + 1}")
-
-    def close(self):
-        pass
-"""
-"""An environment that answers every response with the result of a call, and never ends."""
-
-
-def measure_episodes(directory: Path, turns: int) -> Cost:
-    """Train a step of 32 episodes of so many turns with the whole history."""
-    create_model(directory / "model")
-    config = directory / "model" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"max_position_embeddings": 1 << 15}))
-    (directory / "search.py").write_text(ENVIRONMENT)
-    words = (
-        *(f"policy.path={directory}/model", "policy.preset=null", "warm_start=null", f"output_dir={directory}"),
-        *("env.name=custom", f"env.path={directory}/search.py:Search", "tracking.loggers=[jsonl]", "training.steps=1"),
-        *("training.groups_per_step=8", "training.samples_per_group=4", "training.threads=1", "rollout.think=false"),
-        *(f"rollout.max_turns={turns}", "rollout.window_size=null", "rollout.max_response_tokens=8", "name=run"),
-        *("rollout.engine_options.max_model_tokens=30000", "training.micro_batch_tokens=16384"),
-        *("validation.every_steps=-1", "validation.before_training=false", "checkpoint.every_steps=0"),
-    )
-    cost = run([*QUINTET, "train", *words])
-    line = json.loads((directory / "run" / "metrics.jsonl").read_text().splitlines()[-1])
-    return cost | {"tokens": line["perf/total_num_tokens"], "rollout_seconds": line["timing_s/gen"]}
-
-
 WORKS: Mapping[str, tuple[Measure, tuple[int, ...], str]] = {
     "clients": (measure_clients, (250, 1000, 4000), "seconds"),
     "parquet": (measure_parquet, (100_000, 300_000, 1_000_000), "peak_mb"),
@@ -341,7 +294,6 @@ WORKS: Mapping[str, tuple[Measure, tuple[int, ...], str]] = {
     "viewer": (measure_viewer, (50, 150, 500), "peak_mb"),
     "ranks": (measure_ranks, (32, 64, 128), "cpu_seconds"),
     "fit": (measure_fit, (128, 1024, 8192), "cpu_seconds"),
-    "episodes": (measure_episodes, (50, 100, 200), "cpu_seconds"),
 }
 """How each work is measured, at which sizes, and the cost whose growth is stated."""
 
