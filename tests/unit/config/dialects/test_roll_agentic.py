@@ -345,3 +345,13 @@ def test_a_misspelt_environment_is_refused_with_the_right_name(tmp_path: Path, e
 def test_another_environment_waits(tmp_path: Path, env_type: str) -> None:
     found = converted(tmp_path, "roll", changed(FILE, {"custom_env.Lake.env_type": env_type}))
     assert f"{LAKE}env_type" in {problem.key for problem in found.unsupported}
+
+
+def test_a_file_of_the_rollout_pipeline_is_refused_because_it_only_generates(tmp_path: Path) -> None:
+    """It has neither a learner nor environments of validation, whose defaults contradict each other."""
+    rollouts = {name: value for name, value in FILE.items() if name not in ("actor_train", "val_env_manager")}
+    with pytest.raises(ConfigError) as refused:
+        converted(tmp_path, "roll", rollouts)
+    assert refused.value.key == "actor_train.device_mapping"
+    assert "ROLL's rollout pipeline, which only generates" in str(refused.value)
+    assert "val_env_manager" not in str(refused.value)
