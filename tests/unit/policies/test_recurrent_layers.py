@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from quintet.config.plan.kv_blocks import BLOCK
+from quintet.config.plan.model_shapes import read_shape
 from quintet.errors import MachineError
 from quintet.policies.attention import PackedLayout
 from quintet.policies.hidden_states import compute_hidden_states
@@ -17,6 +20,7 @@ from quintet.policies.model_loading import enable_activation_checkpointing, load
 from quintet.policies.parallel.ulysses_parallel import PaddedLayout
 from quintet.records import Request
 from quintet.rollout.engines.hf import paged_attention, prefill
+from quintet.rollout.engines.hf.attention_state import CacheShape
 from quintet.rollout.engines.hf.engine import HfEngine
 from support.tiny_families import save_tiny_model
 
@@ -134,6 +138,16 @@ def test_a_conversation_goes_on_from_its_own_tokens(tmp_path: Path) -> None:
     second = Request(1, (*first.prompt, *answer, 3, 4), 8, seed=2)
     fresh = HfEngine(model, max_num_seqs=2, max_model_len=128)
     assert sampled(engine, [second])[1][0] == sampled(fresh, [second])[1][0]
+
+
+def test_only_attention_takes_memory_of_the_cache(tmp_path: Path) -> None:
+    model = tiny("qwen3_5_text", tmp_path)
+    kinds = model.config.layer_types
+    shape = CacheShape.from_model(model)
+    assert [kinds[layer] for layer in shape.layers] == ["full_attention"] * kinds.count("full_attention")
+    assert 0 < len(shape.layers) < len(kinds)
+    numbers = read_shape(json.loads((tmp_path / "config.json").read_text())).cache_numbers()
+    assert shape.block_bytes == 4 * BLOCK * numbers
 
 
 def test_log_probs_of_prompts_are_those_of_transformers(tmp_path: Path) -> None:

@@ -2,10 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 BLOCK = 16
 """Tokens of a block; the compiled kernels need a multiple of 16."""
 DEFAULT_CACHE_SHARE = 0.3
 """Share of the device's memory for the KV cache if `rollout.engine_options.memory_share` is not set."""
+
+
+RECURRENT_LAYERS = frozenset({"linear_attention", "mamba", "mamba2", "conv", "recurrent"})
+"""Kinds of layers in `layer_types` of a config.json that have no keys and values."""
+
+
+def attention_layers(kinds: Sequence[str] | None, count: int) -> list[int]:
+    """Return the numbers of the layers with keys and values, of `count` layers of these kinds; all if no kinds are
+    known."""
+    return [index for index, kind in enumerate(kinds or [""] * count) if kind not in RECURRENT_LAYERS]
 
 
 def num_blocks(num_tokens: int) -> int:

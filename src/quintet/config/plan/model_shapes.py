@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from quintet.config.model_locations.locations import UnreadableConfigError
+from quintet.config.plan.kv_blocks import attention_layers
 from quintet.config.plan.vision_encoder import VisionEncoderShape, read_vision_encoder
 
 
@@ -63,6 +64,8 @@ class ModelShape:
     """Whether queries and keys are normalised per head."""
     norms: int = 2
     """Norms per layer."""
+    recurrent_layers: int = 0
+    """Layers without keys and values."""
     experts: Experts | None = None
     latent: LatentAttention | None = None
     vision: int = 0
@@ -161,7 +164,7 @@ class ModelShape:
         """
         if self.latent:
             return self.layers * (self.latent.rank + self.latent.rope_dim)
-        return 2 * self.layers * max(1, self.kv_heads // tensor) * self.head_dim
+        return 2 * (self.layers - self.recurrent_layers) * max(1, self.kv_heads // tensor) * self.head_dim
 
 
 def _latent_linears(hidden: int, heads: int, latent: LatentAttention) -> Mapping[str, tuple[int, int]]:
@@ -238,10 +241,10 @@ def read_shape(config: Config) -> ModelShape:
     merged = {**FAMILY_DEFAULTS.get(family, {}), **config, **text}
     heads, hidden = _number(merged, "num_attention_heads"), _number(merged, "hidden_size")
     base, encoder = FAMILIES.get(family, LLAMA), _encoder(config, hidden)
-    bias = merged.get("attention_bias") is True
+    bias, layers = merged.get("attention_bias") is True, _number(merged, "num_hidden_layers")
     return replace(
         base,
-        layers=_number(merged, "num_hidden_layers"),
+        layers=layers,
         hidden=hidden,
         mlp=_number(merged, "intermediate_size"),
         heads=heads,
@@ -255,6 +258,7 @@ def read_shape(config: Config) -> ModelShape:
         mlp_bias=merged.get("mlp_bias") is True,
         experts=_experts(merged, family),
         latent=_latent(merged) if "kv_lora_rank" in merged else None,
+        recurrent_layers=layers - len(attention_layers(merged.get("layer_types"), layers)),
         vision=encoder.parameters if encoder else _vision(config),
         encoder=encoder,
         dtype=str(merged.get("dtype") or merged.get("torch_dtype") or "float32"),

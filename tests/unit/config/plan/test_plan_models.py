@@ -39,6 +39,14 @@ def test_a_language_model_inside_another_is_found() -> None:
     assert read_shape({"model_type": "gemma3", "text_config": text}).parameters == 3_880_263_168
 
 
+def test_layers_with_a_recurrence_have_no_keys_and_values() -> None:
+    """Of Qwen3.5's layers, every fourth has attention."""
+    config = CONFIGS["Llama-3-8B"]
+    kinds = ["linear_attention", "linear_attention", "linear_attention", "full_attention"] * 8
+    assert read_shape(config | {"layer_types": kinds}).cache_numbers() * 4 == read_shape(config).cache_numbers()
+    assert read_shape(config | {"layer_types": ["full_attention"] * 32}) == read_shape(config)
+
+
 def test_another_family_is_counted_like_llama_and_marked() -> None:
     shape = read_shape(CONFIGS["Llama-3-8B"] | {"model_type": "novel"})
     assert (shape.parameters, shape.known) == (PARAMETERS["Llama-3-8B"], False)

@@ -14,7 +14,7 @@ from quintet.rollout.engines.hf.attention_state import AttentionState, CacheShap
 from quintet.rollout.engines.hf.paged_cache import CachedSequence, PagedCache
 from quintet.rollout.engines.hf.prefix_tree import BlockNode, PoolExhaustedError
 
-SHAPE = CacheShape(2, 1, 1, torch.float32, torch.device("cpu"))
+SHAPE = CacheShape((0, 1), 1, 1, torch.float32, torch.device("cpu"))
 LENGTH = 6 * BLOCK
 
 
@@ -47,7 +47,7 @@ class Running:
 
     def write(self, position: int) -> None:
         block = self.cache.tables[self.sequence.row, position // BLOCK]
-        for layer in range(SHAPE.layers):
+        for layer in SHAPE.layers:
             state(self.cache).keys(layer)[block, 0, position % BLOCK, 0] = self.tokens[position]
             state(self.cache).values(layer)[block, 0, position % BLOCK, 0] = -self.tokens[position]
 
@@ -60,7 +60,7 @@ class Running:
 
     def read(self) -> list[int]:
         table = self.cache.tables[self.sequence.row]
-        layer = SHAPE.layers - 1
+        layer = SHAPE.layers[-1]
         keys, values = state(self.cache).keys(layer), state(self.cache).values(layer)
         places = [(table[i // BLOCK], 0, i % BLOCK, 0) for i in range(len(self.tokens))]
         assert all(keys[place] == -values[place] for place in places)

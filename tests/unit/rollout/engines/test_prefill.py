@@ -16,7 +16,7 @@ from quintet.rollout.engines.hf.engine import HfEngine
 from quintet.rollout.engines.hf.paged_cache import CachedSequence, PagedCache
 from quintet.rollout.engines.hf.prefill import MAX_STALE_PASSES, PassBudget, next_spans, split_at_kernel_limit
 
-SHAPE = CacheShape(1, 1, 1, torch.float32, torch.device("cpu"))
+SHAPE = CacheShape((0,), 1, 1, torch.float32, torch.device("cpu"))
 
 
 def test_the_budget_follows_measured_times() -> None:

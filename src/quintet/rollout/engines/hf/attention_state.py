@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from quintet.config.plan.kv_blocks import BLOCK
+from quintet.config.plan.kv_blocks import BLOCK, attention_layers
 from quintet.kernels.decode import decode_kernels
 from quintet.policies.attention_backends import active_attention_options
 from quintet.rollout.engines.hf.paged_attention import PagedLayout, attend_compiled, attend_gathered, write
@@ -33,7 +33,8 @@ def key_dim(config: Any) -> int:
 class CacheShape:
     """Dimensions, type and device of a model's keys and values."""
 
-    layers: int
+    layers: Sequence[int]
+    """Layers with attention, by their number in the model."""
     kv_heads: int
     """The largest number of key heads of a layer."""
     dim: int
@@ -49,12 +50,13 @@ class CacheShape:
         layers = getattr(config, "per_layer_config", None) or [config]
         kv_heads = max(getattr(layer, "num_key_value_heads", None) or layer.num_attention_heads for layer in layers)
         dim = max(map(key_dim, layers))
-        return cls(config.num_hidden_layers, kv_heads, dim, dtype or weight.dtype, weight.device)
+        with_keys = attention_layers(getattr(config, "layer_types", None), config.num_hidden_layers)
+        return cls(with_keys, kv_heads, dim, dtype or weight.dtype, weight.device)
 
     @property
     def block_bytes(self) -> int:
         """Size of a block of all layers."""
-        return 2 * self.layers * self.kv_heads * BLOCK * self.dim * self.dtype.itemsize
+        return 2 * len(self.layers) * self.kv_heads * BLOCK * self.dim * self.dtype.itemsize
 
 
 class AttentionState:
@@ -66,13 +68,14 @@ class AttentionState:
 
     def __init__(self, shape: CacheShape, max_blocks: int) -> None:
         self.shape = shape
-        self.layers: Sequence[int] = range(shape.layers)
+        self.layers = shape.layers
+        self._index = {layer: index for index, layer in enumerate(shape.layers)}
         self.block_bytes = shape.block_bytes
         self._max_blocks = max_blocks
         self._kernels = decode_kernels(shape.dtype, shape.device.type)
         self._mapping: mmap.mmap | None = None
         self._storage = self._empty(0)
-        self._addresses: list[tuple[int, ...]] = []
+        self._addresses: dict[int, tuple[int, ...]] = {}
 
     def reserve(self, num_blocks: int) -> None:
         if num_blocks > len(self._storage):
@@ -89,11 +92,11 @@ class AttentionState:
 
     def keys(self, layer: int) -> Tensor:
         """View the keys of a layer, [blocks, kv_heads, BLOCK, dim]."""
-        return self._storage[:, layer, 0]
+        return self._storage[:, self._index[layer], 0]
 
     def values(self, layer: int) -> Tensor:
         """View the values of a layer, [blocks, kv_heads, BLOCK, dim]."""
-        return self._storage[:, layer, 1]
+        return self._storage[:, self._index[layer], 1]
 
     def attend(
         self, layer: int, layout: PagedLayout, qkv: tuple[Tensor, Tensor, Tensor], scale: float, window: int | None
@@ -128,15 +131,15 @@ class AttentionState:
     def _empty(self, blocks: int) -> Tensor:
         shape = self.shape
         return torch.zeros(
-            (blocks, shape.layers, 2, shape.kv_heads, BLOCK, shape.dim), dtype=shape.dtype, device=shape.device
+            (blocks, len(shape.layers), 2, shape.kv_heads, BLOCK, shape.dim), dtype=shape.dtype, device=shape.device
         )
 
     def _set_storage(self, storage: Tensor) -> None:
         self._storage = storage
-        self._addresses = [
-            (self.keys(layer).data_ptr(), self.values(layer).data_ptr(), storage.stride(0), BLOCK)
+        self._addresses = {
+            layer: (self.keys(layer).data_ptr(), self.values(layer).data_ptr(), storage.stride(0), BLOCK)
             for layer in self.layers
-        ]
+        }
 
     def _grow(self) -> None:
         before = self._storage
