@@ -169,8 +169,9 @@ def _is_mixer(module: nn.Module) -> bool:
 
 
 def _cache_argument(cls: type) -> str:
-    base = cls.__mro__[2]
-    return next(name for name in CACHE_ARGUMENTS if name in inspect.signature(base.forward).parameters)  # type: ignore[attr-defined]
+    """Return the argument of transformers' class, behind `PackedMixer`, that takes a cache."""
+    base: Any = cls.__mro__[cls.__mro__.index(PackedMixer) + 1]
+    return next(name for name in CACHE_ARGUMENTS if name in inspect.signature(base.forward).parameters)
 
 
 def _subclass(mixin: type, cls: type) -> type:
