@@ -55,6 +55,14 @@ MODULES = [
 ]
 
 
+def import_packages() -> None:
+    """Import `MODULES`, but those that do not fit the others, such as a pandas that needs a newer NumPy: a program that
+    uses them fails itself."""
+    for module in MODULES:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(module)
+
+
 def serve(requests: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
     """Fork for each request; return the request and its descriptors in the forks, and None in the server when all
     clients have ended. The forks are killed when the server ends.
@@ -200,8 +208,7 @@ class ExitStatus:
 def main() -> None:
     exit_status = ExitStatus()
     requests = socket.socket(fileno=int(sys.argv[1]))
-    for module in MODULES:
-        importlib.import_module(module)
+    import_packages()
     sys.modules["quintet.config.schema"].keys()  # cached
     assert threading.active_count() == 1, threading.enumerate()
     gc.collect()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import gc
-import importlib
 import json
 import locale
 import logging
@@ -21,7 +20,7 @@ import threading
 import warnings
 from typing import Any
 
-from fork_server import MODULES
+from fork_server import import_packages
 
 
 def process_state() -> dict[str, Any]:
@@ -73,6 +72,5 @@ def process_state() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    for module in MODULES:
-        importlib.import_module(module)
+    import_packages()
     print(json.dumps(process_state()))
