@@ -63,10 +63,10 @@ def test_a_model_is_computed_as_the_doctor_says(
 def test_a_refused_model_is_named_with_the_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    save_tiny_model("lfm2", tmp_path)
+    save_tiny_model("diffllama", tmp_path)
     page = doctor(capsys, monkeypatch, str(tmp_path))
-    assert page.startswith("Lfm2ForCausalLM (lfm2), ")
-    assert "refused  short-convolution layers (lfm2) are not supported yet" in page
+    assert page.startswith("DiffLlamaForCausalLM (diffllama), ")
+    assert "refused  differential attention (diffllama) are not supported yet" in page
 
 
 def test_the_weights_are_not_needed(

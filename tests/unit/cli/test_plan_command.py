@@ -333,8 +333,8 @@ def test_plan_and_help_load_nothing_that_makes_them_slow(overrides: list[str], h
 @pytest.mark.parametrize(
     ("settings", "reason"),
     [
-        ({"model_type": "qwen3_5_text"}, "linear-attention layers (qwen3_5_text) are not supported yet"),
-        ({"layer_types": ["full_attention", "conv"]}, "short-convolution layers (qwen2) are not supported yet"),
+        ({"model_type": "jamba"}, "state-space layers (jamba) are not supported yet"),
+        ({"layer_types": ["full_attention", "recurrent"]}, "recurrent layers (qwen2) are not supported yet"),
         ({"index_topk": 64}, "sparse attention by an index (qwen2) are not supported yet"),
     ],
 )

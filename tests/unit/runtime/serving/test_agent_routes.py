@@ -64,10 +64,9 @@ def client(policy_directory: Path) -> Iterator[Client]:
     tokenizer = load_tokenizer(policy_directory)
     tokenizer.chat_template = TEMPLATE
     chat_tokenizer = ChatTokenizer(tokenizer, (tokenizer.eos_token_id,))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("serving_clients.CONTEXT", 512)
-        with served(hf_engine(policy_directory), policy_directory, chat_tokenizer=chat_tokenizer) as made:
-            yield made
+    engine = hf_engine(policy_directory, max_model_len=512)
+    with served(engine, policy_directory, chat_tokenizer=chat_tokenizer) as made:
+        yield made
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import serving_clients
 from serving_clients import Client, hf_engine, served
 
 from quintet.data.chat_template_renderer import render_chat_template
@@ -39,10 +38,8 @@ def client(policy_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> 
     tokenizer = load_tokenizer(directory)
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(directory)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(serving_clients, "CONTEXT", 512)
-        with served(hf_engine(directory), directory) as made:
-            yield made
+    with served(hf_engine(directory, max_model_len=512), directory) as made:
+        yield made
 
 
 def parsed(text: str, step: int, *, forced: bool = False) -> tuple[str, list[tuple[str, str]]]:
