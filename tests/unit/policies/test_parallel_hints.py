@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
 
 from quintet.config.native.policy import LoraConfig
 from quintet.policies.attention import PackedLayout
+from quintet.policies.attention_backends import AttentionOptions, use_attention_options
 from quintet.policies.lora import add_lora
 from quintet.policies.model_loading import load_model
 from quintet.policies.parallel import pipeline_stages
@@ -78,6 +79,15 @@ def ulysses(ranks: int) -> None:
     check_ulysses(12, 4, ranks)
 
 
+def with_soft_cap(ranks: int) -> None:
+    """Attention with soft-capped scores, and context parallelism over so many ranks."""
+    layout, states = PackedLayout(torch.tensor([3])), torch.ones(3, 1, 2)
+    if ranks > 1:
+        layout = ContextParallelLayout(layout.structure, SimpleNamespace(rank=lambda: 0, size=lambda: 2))  # type: ignore[arg-type, assignment]
+    with use_attention_options(AttentionOptions(softcap=5.0)):
+        layout.attend(0, states, states, states, 1.0)
+
+
 def windowed(setting: tuple[int, int]) -> None:
     """Attention of three tokens with a window, and context parallelism over so many ranks."""
     window, ranks = setting
@@ -112,6 +122,7 @@ CASES = [
         ("q_proj", 2),
         ("lm_head", 1),
     ),
+    case(with_soft_cap, 2, "set actor.parallel.context=1", 1),
     case(windowed, (2, 2), "set actor.parallel.context=1, or limit the length of sequences to 2", (2, 1), (3, 2)),
     case(ulysses, 5, "nearest valid value: actor.parallel.ulysses=4", 4),
 ]

@@ -28,6 +28,7 @@ from quintet.config.native.policy import LoraConfig
 from quintet.policies import liger, model_loading, reward_model
 from quintet.policies.attention import MODELS_HINT, PackedLayout, _attention
 from quintet.policies.attention_backends import set_attention_backend
+from quintet.policies.hidden_states import compute_hidden_states
 from quintet.policies.lora import add_lora, load_adapters, save_adapters
 from quintet.policies.model_loading import (
     build_meta_model,
@@ -37,10 +38,12 @@ from quintet.policies.model_loading import (
     load_tokenizer,
 )
 from quintet.policies.output_head import LogitTransform, OutputHead
+from quintet.policies.parallel.ulysses_parallel import PaddedLayout
 from quintet.policies.reward_model import RewardModel
 from quintet.policies.routers import freeze_routers
 from quintet.policies.tiny_models import get_preset
 from quintet.policies.vision.image_processing import ImageProcessor
+from support.tiny_families import save_tiny_model
 
 
 def model() -> Any:
@@ -79,6 +82,13 @@ def without_word(setting: tuple[str, Mapping[str, Any]]) -> None:
         for name, value in attributes.items():
             patch.setattr(LlamaForCausalLM, name, value)
         load_model(directory)
+
+
+def mixed(is_distributed: bool) -> None:
+    """A model with short convolutions, over tokens that may be distributed over ranks."""
+    tokens, layout = torch.arange(6), PackedLayout(torch.tensor([6]))
+    body = load_model("convolutions").model
+    compute_hidden_states(body, tokens, tokens, PaddedLayout(layout, 6) if is_distributed else layout)
 
 
 def rotated(tokens: int) -> None:
@@ -209,6 +219,7 @@ CASES = [
     # layers
     case(attended, {"position_bias": 1.0}, MODELS_HINT, {"position_bias": None}),
     case(attended, {"layout": None}, MODELS_HINT, {}),
+    case(mixed, True, "set actor.parallel.context=1 and actor.parallel.ulysses=1", False),
     case(rotated, 5, "limit rollout.max_prompt_tokens + rollout.max_response_tokens, and sft.max_tokens, to 4", 4),
     case(computed_by, "sdap", "policy.attention=sdpa, eager or, on a GPU, ", "sdpa", "eager", None),
     case(computed_by, "flash_attention_2", "policy.attention=sdpa, or policy.attention=null for the", "sdpa", None),
@@ -263,6 +274,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory, policy_directory: Path
     (root / "images/preprocessor_config.json").write_text(json.dumps(settings))
     (root / "llava").mkdir()
     (root / "llava/config.json").write_text('{"model_type": "llava"}')
+    save_tiny_model("lfm2", root / "convolutions")
     (root / "empty").mkdir()
     (root / "damaged").mkdir()
     (root / "damaged/config.json").write_text('{"model_type": "not one"}')
