@@ -42,7 +42,7 @@ class OtherLoad:
     def _read(self) -> tuple[float, float]:
         """Return the seconds of all processes on all cores, and of this process; time that the host of a virtual
         machine takes counts as used."""
-        fields = self._statistics.read_text().partition("\n")[0].split()
+        fields = self._statistics.read_text(encoding="utf-8").partition("\n")[0].split()
         user, nice, system, _idle, _wait, *others = map(int, fields[1:9])
         times = os.times()
         return sum((user, nice, system, *others)) / os.sysconf("SC_CLK_TCK"), times.user + times.system
