@@ -2,7 +2,7 @@
 
     python benchmarks/growth_pictures.py
 
-Prints the table of `docs/scaling.md`, and writes `docs/images/growth.svg` and `docs/images/growth_engine.svg`. Scales
+Prints the tables of `docs/scaling.md`, and writes `docs/images/growth.svg` and `docs/images/growth_engine.svg`. Scales
 are logarithmic; a grey line shows costs that grow as fast as the work.
 """
 
@@ -22,6 +22,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
 WIDTH, HEIGHT, GAP, COLUMNS = 200, 110, 34, 3
 STYLE = "<style>text{font:11px sans-serif;fill:#333}.small{fill:#666}polyline{fill:none;stroke-width:2}</style>"
+ENGINE_UNITS = {"memory": "bytes", "chat": "s", "prefixes": "s", "single": "s", "gap": "s"}
 UNITS = {"cpu_seconds": "s of CPU", "seconds": "s", "peak_mb": "MB"}
 
 
@@ -78,11 +79,10 @@ def of_works(results: Mapping[str, Any]) -> list[Growth]:
 
 
 def of_engine(results: Mapping[str, Any]) -> list[Growth]:
-    """Return the cases in a file of `growth_engine.py`, which has other entries, too."""
+    """Return the cases in a file of `growth_engine.py`."""
     return [
-        Growth(case, "", entry["sizes"], [row["cost"] for row in entry["rows"]], entry["exponent"])
-        for case, entry in results.items()
-        if "exponent" in entry
+        Growth(case, ENGINE_UNITS[case], entry["sizes"], [row["cost"] for row in entry["rows"]], entry["exponent"])
+        for case, entry in results["growth"].items()
     ]
 
 
@@ -110,6 +110,15 @@ def table(results: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
+def engine_table(results: Mapping[str, Any]) -> str:
+    """Return the ratios of the cases in a file of `growth_engine.py` at their sizes as a table of Markdown."""
+    lines = ["| case | tokens | ratio |", "| --- | --- | --- |"]
+    for case, entry in results["growth"].items():
+        ratios = [f"{row.get('blocks_ratio', row['ratio']):.2f}" for row in entry["rows"]]
+        lines.append(f"| {case} | {', '.join(map(number_text, entry['sizes']))} | {', '.join(ratios)} |")
+    return "\n".join(lines)
+
+
 def read(name: str) -> dict[str, Any]:
     """Return the results of a benchmark."""
     return dict(json.loads((RESULTS / f"{name}.json").read_text()))
@@ -125,4 +134,4 @@ def pictures() -> dict[Path, str]:
 if __name__ == "__main__":
     for image, svg in pictures().items():
         image.write_text(svg)
-    print(table(read("growth")))
+    print(table(read("growth")), engine_table(read("growth_engine")), sep="\n\n")

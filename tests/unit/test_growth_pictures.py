@@ -17,7 +17,9 @@ def _benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_page_shows_the_committed_results() -> None:
     import growth_pictures
 
-    assert f"\n{growth_pictures.table(growth_pictures.read('growth'))}\n" in (ROOT / "docs/scaling.md").read_text()
+    page = (ROOT / "docs/scaling.md").read_text()
+    assert f"\n{growth_pictures.table(growth_pictures.read('growth'))}\n" in page
+    assert f"\n{growth_pictures.engine_table(growth_pictures.read('growth_engine'))}\n" in page
     images = growth_pictures.pictures()
     assert images
     assert all(path.read_text() == svg for path, svg in images.items())
