@@ -22,7 +22,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 IMAGES = ROOT / "docs" / "images"
 WIDTH, HEIGHT, GAP, COLUMNS = 200, 110, 34, 3
 STYLE = "<style>text{font:11px sans-serif;fill:#333}.small{fill:#666}polyline{fill:none;stroke-width:2}</style>"
-ENGINE_UNITS = {"memory": "bytes", "chat": "s", "prefixes": "s", "single": "s", "gap": "s"}
 UNITS = {"cpu_seconds": "s of CPU", "seconds": "s", "peak_mb": "MB"}
 
 
@@ -80,10 +79,12 @@ def of_works(results: Mapping[str, Any]) -> list[Growth]:
 
 def of_engine(results: Mapping[str, Any]) -> list[Growth]:
     """Return the cases in a file of `growth_engine.py`."""
-    return [
-        Growth(case, ENGINE_UNITS[case], entry["sizes"], [row["cost"] for row in entry["rows"]], entry["exponent"])
-        for case, entry in results["growth"].items()
-    ]
+    growths = []
+    for case, entry in results["growth"].items():
+        is_memory = case == "memory"
+        costs = [row["cost"] / 1e6 if is_memory else row["cost"] for row in entry["rows"]]
+        growths.append(Growth(case, "MB" if is_memory else "s", entry["sizes"], costs, entry["exponent"]))
+    return growths
 
 
 def picture(charts: Sequence[Growth]) -> str:
