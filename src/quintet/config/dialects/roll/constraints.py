@@ -27,9 +27,10 @@ from quintet.config.problems import ConfigProblem
 
 def conflicts(values: ForeignValues) -> Iterator[ConfigProblem]:
     """Yield problems between keys."""
-    if is_agentic(values) and not any(key.startswith("actor_train.") for key in values.merged.sources):
+    trains = any(key.startswith(("actor_train.", "val_env_manager.")) for key in values.merged.sources)
+    if is_agentic(values) and not trains:
         problem = "no file sets actor_train: this one is for ROLL's rollout pipeline, which only generates"
-        yield values.problem("actor_train.device_mapping", problem, "add a section actor_train to train")
+        yield values.problem("actor_train.device_mapping", problem)
         return
     present = workers(values)
     # several workers may have the policy's devices
