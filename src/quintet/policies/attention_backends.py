@@ -20,7 +20,7 @@ FLASH_FIRST = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBa
 
 
 class AttentionOptions(NamedTuple):
-    """How one layer computes attention, besides its scale and window."""
+    """Options of a layer's attention besides its scale and window."""
 
     backend: str | None = None
     softcap: float | None = None

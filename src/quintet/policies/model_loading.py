@@ -91,18 +91,23 @@ def load_model(
             f"cannot load the model at {directory}: {type(error).__name__}: {error}", MODELS_HINT
         ) from error
     require_own_head(model, loading["missing_keys"], directory)
+    _prepare(model, directory, is_computed=is_computed)
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def _prepare(model: Any, directory: str | Path, *, is_computed: bool) -> None:
+    """Adapt a loaded model to packed sequences and images, and compare it with transformers' own forward pass."""
     model.eval()
     if is_computed and hasattr(model, "model"):
         pack_recurrent_layers(text_decoder(model.model))
-    if is_vision_language(config):
+    if is_vision_language(model.config):
         prepare_vision_language_model(model, directory)
     elif is_computed and hasattr(model, "lm_head"):
         install_output_head(model)
     if is_computed:
         check_model(model, directory)
         limit_positions(model)
-    loaded: PreTrainedModel = model
-    return loaded
 
 
 def build_meta_model(directory: Path, *, trust_remote_code: bool = False) -> PreTrainedModel:
@@ -120,9 +125,14 @@ def build_meta_model(directory: Path, *, trust_remote_code: bool = False) -> Pre
             from transformers import GenerationConfig
 
             model.generation_config = GenerationConfig.from_pretrained(directory, local_files_only=True)
+    except (UserError, MemoryError):
+        raise
     except (OSError, ValueError) as error:
         hint = "use a directory in Hugging Face format"
         raise MachineError(f"cannot load a model from {directory}: {error}", hint) from error
+    except Exception as error:
+        # the code of an architecture may raise anything for a config.json that it was not made for
+        raise MachineError(f"cannot build the model at {directory}: {type(error).__name__}: {error}") from error
     return model
 
 

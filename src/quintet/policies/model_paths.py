@@ -19,7 +19,7 @@ from quintet.policies.vision.image_encoder import text_decoder
 
 @dataclass(frozen=True, slots=True)
 class ModelPaths:
-    """How a model is computed on a CPU in float32, without adapters."""
+    """Code that computes a model on a CPU in float32, without adapters."""
 
     model_class: str
     family: str

@@ -21,7 +21,7 @@ Logits = TypeVar("Logits", bound=Tensor)
 
 
 class LogitTransform(NamedTuple):
-    """What a model does to the products of hidden states and its head's weight: `cap · tanh(scale · logits / cap)`."""
+    """Function from the products of hidden states and head weight to logits: `cap · tanh(scale · product / cap)`."""
 
     scale: float = 1.0
     softcap: float | None = None

@@ -10,10 +10,11 @@ import pytest
 import torch
 
 from quintet.cli.main import main
+from quintet.errors import MachineError
 from quintet.kernels.build import find_compiler
 from quintet.policies.attention import PackedLayout
 from quintet.policies.inference_decoder import InferenceDecoder
-from quintet.policies.model_loading import load_model
+from quintet.policies.model_loading import build_meta_model, load_model
 from quintet.policies.training_decoder import training_hidden_states
 from support.tiny_families import save_tiny_model
 
@@ -67,6 +68,14 @@ def test_a_refused_model_is_named_with_the_reason(
     page = doctor(capsys, monkeypatch, str(tmp_path))
     assert page.startswith("DiffLlamaForCausalLM (diffllama), ")
     assert "refused  differential attention (diffllama) are not supported yet" in page
+
+
+def test_a_configuration_that_cannot_be_built_is_an_error_and_no_traceback(tmp_path: Path) -> None:
+    save_tiny_model("llama", tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"num_attention_heads": 0, "head_dim": None}))
+    with pytest.raises(MachineError, match=r"cannot (build|load)"):
+        build_meta_model(tmp_path)
 
 
 def test_the_weights_are_not_needed(

@@ -170,8 +170,8 @@ class VariantSearch:
 
     @cached_property
     def _offloading(self) -> list[tuple[Changes, Experiment]]:
-        """What is offloaded, and the configuration with it alone: parallel sizes and budgets do not change what an
-        offload takes and gives back."""
+        """Changes that offload, each with the configuration that has it alone: parallel sizes and budgets do not change
+        what an offload takes and gives back."""
         return [(offload, with_values(self.base, offload).experiment) for offload in self._offloads()]
 
     @property
